@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -133,9 +134,10 @@ def rollout(
     if out is not None:
         run_folder = StoredRun(out)
         stored, segments = list(run_folder.trajectories()), run_folder.description.segments
-        trajectories = stored[segments[-1].episodes if segments else 0 :]
-    samples = [sample for one in trajectories if one.is_trainable for sample in one.samples()]
-    report = TrajectoryReport.of(trajectories, samples)
+    samples = [one.samples() if one.is_trainable else [] for one in stored]
+    first = segments[-1].episodes if segments else 0
+    trajectories = stored[first:]
+    report = TrajectoryReport.of(trajectories, [*chain.from_iterable(samples[first:])])
     shown = history or (as_option(trajectories[0].history) if trajectories else "keep")
     if as_json:
         print_json({"environment": env, "history": shown, "policy": policy, **report.to_dict()})
@@ -147,10 +149,9 @@ def rollout(
     if segments:
         print_error(f"these are the figures of segment {len(segments) + 1}; `envsdk report {out}` has all segments")
     if out is not None and is_whole:
-        samples = [sample for one in stored if one.is_trainable for sample in one.samples()]
-        write_jsonl(out / "samples.jsonl", samples)
+        count = write_jsonl(out / "samples.jsonl", chain.from_iterable(samples))
         if not as_json:
-            print_text(f"wrote {len(stored)} trajectories and {len(samples)} samples to {out}/")
+            print_text(f"wrote {len(stored)} trajectories and {count} samples to {out}/")
     if not is_whole:
         raise typer.Exit(130)  # interrupted
     if report.tally.failed == report.tally.episodes:

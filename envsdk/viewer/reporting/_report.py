@@ -79,9 +79,10 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3, model: Any = 
     names = [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names, start=1)]
     parts = [part for source, name in zip(sources, names, strict=True) for part in _parts(source, name)]
     collectors = [Collector(str(part.source.path), f"{viewer}#/run/{sources.index(part.source)}") for part in parts]
-    for collector, part in zip(collectors, parts, strict=True):
-        for row, trajectory in part.episodes():
-            collector.add(row, trajectory)
+    for source in sources:  # each is read once
+        own = [(part.last, one) for part, one in zip(parts, collectors, strict=True) if part.source is source]
+        for row, trajectory in source.episodes():
+            next(collector for last, collector in own if row.line <= last).add(row, trajectory)
     quantities = [collector.quantities for collector in collectors]
     edges: dict[str, tuple[float, ...]] = {}  # of the histogram of each quantity, the same for all runs
     for name in dict.fromkeys(name for own in quantities for name in own):
