@@ -1,9 +1,11 @@
 """A row that is a whole rollout trains in GRPOTrainer what its samples train as separate sequences."""
 
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -61,6 +63,24 @@ class Doubts(Env):
     def respond(self, reply: Message) -> Turn:
         self.asked += 1
         return Turn(f"Sure? {self.asked}", reward=len(reply.content) / 10, terminated=self.asked == self.turns)
+
+
+class Ranked(Doubts):
+    """Each episode earns twice what the one before it earned, so no reward of a group is the group's mean."""
+
+    reward_range = (0.0, float("inf"))
+
+    def __init__(self, order: Iterator[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.order = order
+
+    def start(self) -> Turn:
+        self.rank = next(self.order)
+        return super().start()
+
+    def respond(self, reply: Message) -> Turn:
+        turn = super().respond(reply)
+        return replace(turn, reward=2.0**self.rank if turn.terminated else 0.0)
 
 
 class Lead(Doubts):
@@ -269,7 +289,7 @@ def test_sub_agents_are_in_the_row_of_their_rollout(trainer_of: Callable[..., An
 
 
 def test_every_sampled_token_of_a_stripped_rollout_is_in_the_loss(trainer_of: Callable[..., Any]):
-    trainer = trainer_of(lambda **options: Doubts(turns=16, **options))
+    trainer = trainer_of(partial(Ranked, order=itertools.count(), turns=16))
     trainer.train()
     trajectories = trainer.rollout_func.trajectories
     assert all(len(trajectory.samples()) == 16 for trajectory in trajectories)
