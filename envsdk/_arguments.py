@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, cast, get_args, get
 import lazy_loader
 
 from ._describing import likely, what_is_invalid
+from ._visible import brief
 from .errors import ConfigError, EnvsdkError
 
 
@@ -144,7 +145,7 @@ def _what_is_wrong(function: Any, cls: Any, args: Sequence[Any], kwargs: Mapping
         meant = f"Did you mean {' or '.join(near)}? " if near else ""
         return f"{name}() has no argument {unknown[0]!r}. {meant}{listed}"
     if isinstance(error, ValidationError) and error.errors()[0]["type"] == "frozen_instance":
-        changed = f"model_copy(update={{{args[0]!r}: {args[1]!r:.40}}})"
+        changed = f"model_copy(update={{{args[0]!r}: {brief(args[1], 40)}}})"
         return f"a {name.partition('.')[0]} is immutable: make a changed copy, {changed}"
     hints = {p.name: _hint_of(p, function) for p in parameters}
     if len(args) > len(by_place) and inspect.Parameter.VAR_POSITIONAL not in kinds:
@@ -169,7 +170,7 @@ def _what_is_wrong(function: Any, cls: Any, args: Sequence[Any], kwargs: Mapping
         if one in hints and not _fits(hints[one], value):
             nth = f" (argument {place})" if place <= len(args) else ""
             expected = re.sub(r"\b[a-z_]\w*\.", "", inspect.formatannotation(hints[one]))
-            what = f"{value!r:.80}, of the type {type(value).__name__}"
+            what = f"{brief(value)}, of the type {type(value).__name__}"
             what = f"the class {value.__name__}" if isinstance(value, type) else what
             return f"{name}(): {one}{nth} is {what}; expected {expected}"
     return ""

@@ -6,6 +6,8 @@ import reprlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from ._visible import shorten
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
@@ -31,7 +33,7 @@ RENAMED = {
 }
 """Earlier names of arguments and options, and other libraries' names for them."""
 _REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 200
 _MEANT = {
     "absolute": "atol tolerance",
     "arguments": "args input parameters",
@@ -93,7 +95,7 @@ def what_is_invalid(error: "ValidationError", known: Collection[str] = ()) -> st
             if item["type"] == "extra_forbidden":
                 near = likely(item["loc"][-1], known) if len(item["loc"]) == 1 else []
                 reason = f"it does not exist; did you mean {' or '.join(near)}?" if near else "it does not exist"
-        given = f" (got {_REPR.repr(item['input'])[:80]})"
+        given = f" (got {shorten(_REPR.repr(item['input']), 80)})"
         listed.append(reason if known and not place else f"{'.'.join(place) or 'it'}: {reason}{given}")
     return "; ".join([*listed, f"and {len(found) - 10} more"] if len(found) > 10 else listed)
 

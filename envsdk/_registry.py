@@ -18,6 +18,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ._specifications import specification
+from ._visible import brief
 from .contexts._history import HistoryPolicy
 from .errors import ConfigError, PluginError, UnknownName
 from .limits import Limits
@@ -54,7 +55,7 @@ def register_renderer(name: str, factory: Callable[..., Renderer]) -> None:
         PluginError: If another renderer has that name.
     """
     if not callable(factory):
-        raise ConfigError(f"the factory of the renderer {name!r} is {factory!r:.80}; expected a class or a function")
+        raise ConfigError(f"the factory of the renderer {name!r} is {brief(factory)}; expected a class or a function")
     points = {point.value for point in _entry_points(RENDERERS) if point.name == name}
     known = {_path(_renderers[name])} if name in _renderers else points
     if known - {_path(factory)}:
@@ -154,9 +155,9 @@ def refuse_history_options(options: Mapping[str, Any]) -> None:
     """
     if given := [name for name in _OPTIONS_OF_HISTORY if name in options]:
         raise ConfigError(
-            f"{given[0]}={options[given[0]]!r:.40} is not an option of a renderer. The environment's history policy "
-            "decides which reasoning stays in later prompts: history='strip' shows what the model's template shows, "
-            "history='keep' shows all of it"
+            f"{given[0]}={brief(options[given[0]], 40)} is not an option of a renderer. The environment's history "
+            f"policy decides which reasoning stays in later prompts: history='strip' shows what the model's "
+            "template shows, history='keep' shows all of it"
         )
 
 
@@ -207,12 +208,12 @@ def find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any =
     if isinstance(renderer, Renderer):
         if tokenizer is not None and tokenizers.load_tokenizer(tokenizer).fingerprint != renderer.tokenizer.fingerprint:
             raise ConfigError(
-                f"tokenizer is {tokenizer!r:.80}, but the renderer is an object that already has another one, "
+                f"tokenizer is {brief(tokenizer)}, but the renderer is an object that already has another one, "
                 f"{renderer.tokenizer.name!r}: give only one of them, or get_renderer({renderer.name!r}, tokenizer)"
             )
         return renderer
     if not isinstance(renderer, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"renderer is {renderer!r:.80}; expected a name, a name with options, or a Renderer")
+        raise ConfigError(f"renderer is {brief(renderer)}; expected a name, a name with options, or a Renderer")
     options: dict[str, Any] = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
     return get_renderer(options.pop("name", None), tokenizer, **options)
 
@@ -234,10 +235,10 @@ def register_env(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) 
     if not isinstance(id, str) or not re.fullmatch(_ID, id):  # pyright: ignore[reportUnnecessaryIsInstance]
         name = re.sub(r"[^\w-]", "", str(id).rpartition("/")[2]) or "Name"
         like = name if re.search(r"-v\d+$", name) else f"{name}-v0"
-        raise ConfigError(f"the environment id is {id!r:.80}; expected namespace/Name-v0, such as 'you/{like}'")
+        raise ConfigError(f"the environment id is {brief(id)}; expected namespace/Name-v0, such as 'you/{like}'")
     _refuse_gymnasium_limit(kwargs)
     if not (isinstance(entry_point, str) or callable(entry_point)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"the entry point of {id!r} is {entry_point!r:.80}; expected a class, or 'module:Class'")
+        raise ConfigError(f"the entry point of {id!r} is {brief(entry_point)}; expected a class, or 'module:Class'")
     takes = inspect.signature(cast("Any", gymnasium).register).parameters
     if unknown := [name for name in kwargs if name not in takes]:
         raise ConfigError(

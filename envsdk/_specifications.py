@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ._visible import brief
 from .errors import ConfigError
 
 _COMMA = re.compile(r",(?![^\[]*\])")
@@ -21,13 +22,13 @@ def specification(text: str) -> str | dict[str, Any]:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"{text!r:.80} begins like JSON but is not JSON: {error}") from error
+            raise ConfigError(f"{brief(text)} begins like JSON but is not JSON: {error}") from error
     name, _, options = text.partition(":")
     if not options:
         return name
     pairs = [option.partition("=") for option in _COMMA.split(options)]
     if not all(key and equals for key, equals, _ in pairs):
-        raise ConfigError(f"{text!r:.80} is not a name with options; write name:key=value,key=value or JSON")
+        raise ConfigError(f"{brief(text)} is not a name with options; write name:key=value,key=value or JSON")
     return {"name": name, **{key.strip(): value_of(value) for key, _, value in pairs}}
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+from ._visible import brief
 from .errors import InvalidRecord
 
 MIB = 1 << 20
@@ -35,7 +36,7 @@ def max_line_bytes() -> int:
     """Return the largest size in bytes of a line, and of a document that is read as a whole."""
     given = os.environ.get(MAX_RECORD_MIB, "64")
     if not given.isdecimal() or not int(given):
-        raise InvalidRecord(f"{MAX_RECORD_MIB} is {given!r:.40}; expected a whole number of MiB")
+        raise InvalidRecord(f"{MAX_RECORD_MIB} is {brief(given, 40)}; expected a whole number of MiB")
     return int(given) * MIB
 
 

@@ -5,6 +5,7 @@ title, write to the clipboard, or reorder the text around it.
 """
 
 import re
+from typing import Any
 
 # Control characters except tab and newline (C0, DEL, C1); characters that are invisible, reorder others, or end lines
 # in some programs; tags, which are invisible as well; and unpaired surrogates, which cannot be encoded. Joiners stay,
@@ -23,3 +24,17 @@ def visible(text: str) -> str:
 def on_one_line(text: str) -> str:
     """Do the same as `visible`, on one line: newlines and tabs become escapes as well."""
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
+def shorten(text: str, chars: int) -> str:
+    """Return a text of at most `chars` characters: if it is cut, between words if possible, with … at the cut."""
+    if len(text) <= chars:
+        return text
+    start = text[: chars - 1]
+    words = start.rpartition(" ")[0]
+    return (words if len(words) > chars // 2 else start) + "…"
+
+
+def brief(value: Any, chars: int = 80) -> str:
+    """Return the `repr` of a value for a message, shortened."""
+    return shorten(repr(value), chars)

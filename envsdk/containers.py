@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from ._arguments import explain_arguments
+from ._visible import brief
 from .errors import ConfigError
 from .sandbox._commands import output_of
 from .sandbox._container import CommandResult as CommandResult
@@ -70,7 +71,9 @@ class ContainerPool:
 
     def __init__(self, config: ContainerConfig, size: int = 1) -> None:
         if not isinstance(config, ContainerConfig) or type(size) is not int or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"got {config!r:.80} and size {size!r:.20}; expected a ContainerConfig and at least 1")
+            raise ConfigError(
+                f"got {brief(config)} and size {brief(size, 20)}; expected a ContainerConfig and at least 1"
+            )
         self.config = config
         self._size, self._is_closed = size, False
         self._become_own()

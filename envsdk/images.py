@@ -24,6 +24,7 @@ import numpy as np
 from ._arguments import explain_arguments
 from ._packages import load
 from ._untrusted import open_file, read_file
+from ._visible import brief
 from .errors import ImageError, InvalidRecord
 
 __all__ = ["Image", "ImageSource", "PlacedImage"]
@@ -169,7 +170,7 @@ class Image:
         if isinstance(source, (bytes, bytearray, memoryview)):
             return cls._of_bytes(bytes(source), "the image")
         if isinstance(source, (str, Path)):
-            return cls._of_bytes(_file(source), f"the image {str(source)!r:.200}")
+            return cls._of_bytes(_file(source), f"the image {brief(str(source), 200)}")
         if isinstance(source, np.ndarray):
             if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
                 raise ImageError(
@@ -199,11 +200,13 @@ class Image:
         head, comma, text = url.partition(",")
         if not head.startswith("data:"):
             raise ImageError(
-                f"the image is at the URL {url!r:.80}, which is not fetched: fetch it yourself and give its bytes, or "
+                f"the image is at the URL {brief(url)}, which is not fetched: fetch it yourself and give its bytes, or "
                 "a data: URL"
             )
         if not comma or not head.endswith(";base64"):
-            raise ImageError(f"the data: URL begins with {head!r:.80}; expected 'data:image/png;base64,' and the bytes")
+            raise ImageError(
+                f"the data: URL begins with {brief(head)}; expected 'data:image/png;base64,' and the bytes"
+            )
         return cls.from_base64(text, budget)
 
     @classmethod
@@ -317,13 +320,13 @@ class Image:
         kinds = {"sha256": str, "media_type": str, "width": int, "height": int}
         if reference.keys() != kinds.keys() or any(type(reference[name]) is not kind for name, kind in kinds.items()):
             raise ImageError(
-                f"the reference of an image is damaged: {reference!r:.200}; expected {', '.join(kinds)}, as in "
+                f"the reference of an image is damaged: {brief(reference, 200)}; expected {', '.join(kinds)}, as in "
                 "records. A new image is given as bytes, a path, an image of Pillow, or an array"
             )
         image = cls(**cast("Any", reference))
         is_hash = len(image.sha256) == 64 and not set(image.sha256) - set("0123456789abcdef")
         if not is_hash or image.media_type not in _SUFFIXES or min(image.width, image.height) < 1:
-            raise ImageError(f"the reference of an image is damaged: {reference!r:.200}")
+            raise ImageError(f"the reference of an image is damaged: {brief(reference, 200)}")
         return image
 
     def find_in(self, folder: Path | None, embedded: Mapping[str, bytes]) -> None:
@@ -399,7 +402,7 @@ def _file(source: str | Path) -> bytes:
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ImageError(f"the image {str(source)!r:.200} cannot be read: {why}") from error
+        raise ImageError(f"the image {brief(str(source), 200)} cannot be read: {why}") from error
 
 
 def _opened(data: bytes, what: str, budget: PixelBudget | None = None) -> Any:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ._arguments import explain_arguments
 from ._describing import what_is_invalid
+from ._visible import brief
 from .errors import ConfigError
 
 __all__ = ["Limits", "StopReason"]
@@ -116,11 +117,11 @@ class Limits(BaseModel):
             return cls.model_validate({**dict(default), **dict(value)})
         except ValidationError as error:
             raise ConfigError(
-                f"limits is {value!r:.80}, which is not valid: {what_is_invalid(error, cls.model_fields)}. Its fields: "
-                f"{', '.join(cls.model_fields)}"
+                f"limits is {brief(value)}, which is not valid: {what_is_invalid(error, cls.model_fields)}. Its "
+                f"fields: {', '.join(cls.model_fields)}"
             ) from error
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"limits is {value!r:.80}; expected a Limits or a mapping of its fields") from error
+            raise ConfigError(f"limits is {brief(value)}; expected a Limits or a mapping of its fields") from error
 
 
 explain_arguments(globals())

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from ._arguments import explain_arguments
+from ._visible import brief
 from .images import Image, ImageSource
 
 __all__ = ["Arguments", "ContentPart", "ImagePart", "Message", "Role", "TextPart", "ToolCall", "ToolSchema", "text_of"]
@@ -197,7 +198,7 @@ def read_part(part: Any) -> ContentPart:
         case _:
             kind = type(cast("object", part)).__name__
             raise ValueError(
-                f"the content contains a {kind}, {part!r:.80}; a message holds texts and images, and no audio, video "
+                f"the content contains a {kind}, {brief(part)}; a message holds texts and images, and no audio, video "
                 "or files: expected TextPart(text=...), ImagePart(data=...), or in the OpenAI form "
                 "{'type': 'text', 'text': ...} or {'type': 'image_url', 'image_url': {'url': 'data:...'}}"
             )
@@ -208,7 +209,7 @@ def _refuse_path(part: Any) -> None:
     match part:
         case {"data": (str() | Path()) as path}:
             raise ValueError(
-                f"an image is given as the path {str(path)!r:.80} in a mapping; expected ImagePart(data=PATH)"
+                f"an image is given as the path {brief(str(path))} in a mapping; expected ImagePart(data=PATH)"
             )
         case _:
             pass
@@ -429,14 +430,14 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
         return [Message.from_openai(value)]
     if isinstance(value, (bytes, Set)) or not isinstance(value, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
-            f"got {value!r:.80}, of the type {type(value).__name__}; expected a string, a Message, a mapping, or a "
+            f"got {brief(value)}, of the type {type(value).__name__}; expected a string, a Message, a mapping, or a "
             "list of them"
         )
     messages: list[Message] = []
     for item in value:
         if not isinstance(item, (Message, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"the list contains a {type(item).__name__}, {item!r:.80}; expected a Message or a mapping. Texts and "
+                f"the list contains a {type(item).__name__}, {brief(item)}; expected a Message or a mapping. Texts and "
                 "images are the content of a message: Message(role='user', content=[...])"
             )
         messages.append(item if isinstance(item, Message) else Message.from_openai(cast("Mapping[str, Any]", item)))
@@ -459,7 +460,7 @@ def check_calls(message: Message, tools: Sequence[ToolSchema]) -> Message:
             continue
         if call.name not in schemas:
             more = f" and {len(schemas) - _MAX_LISTED} more" if len(schemas) > _MAX_LISTED else ""
-            error = f"unknown tool {call.name!r:.80}; known: {', '.join([*schemas][:_MAX_LISTED]) or 'none'}{more}"
+            error = f"unknown tool {brief(call.name)}; known: {', '.join([*schemas][:_MAX_LISTED]) or 'none'}{more}"
         elif isinstance(call.arguments, dict):
             parameters: Mapping[str, Any] = schemas[call.name].get("parameters") or {}
             missing = [name for name in parameters.get("required") or () if name not in call.arguments]

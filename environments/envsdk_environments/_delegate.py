@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from envsdk import EnvConfig, Handoff, HandoffResult, Limits, Message, StopReason, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk._visible import brief
 from envsdk.errors import ToolError
 
 from ._scoring import TaskData, decline, end_with_verdict, last_word
@@ -255,9 +256,9 @@ def _with_failure(question: str, result: HandoffResult) -> HandoffResult:
     """Return the result, with an error if there is no answer."""
     error = result.error
     if error is None and result.stop_reason != StopReason.TERMINATED:
-        error = f"no answer to {question!r:.80}: the researcher was cut off ({result.stop_reason})"
+        error = f"no answer to {brief(question)}: the researcher was cut off ({result.stop_reason})"
     elif error is None and not result.content.strip():
-        error = f"no answer to {question!r:.80}"
+        error = f"no answer to {brief(question)}"
     return replace(result, error=error)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from envsdk import Edit, EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk._visible import brief
 from envsdk.authoring.tasks import Split
 from envsdk.errors import ToolError
 
@@ -144,7 +145,7 @@ class LongErrand(ToolEnv):
         pages = books.get(book, ())
         if not 1 <= page <= len(pages):
             here = ", ".join(f"{title} with {len(books[title])} pages" for title in books) or "no books"
-            raise ToolError(f"there is no page {page} of {book!r:.80}; there are: {here}")
+            raise ToolError(f"there is no page {page} of {brief(book)}; there are: {here}")
         return f"{book}, page {page} of {len(pages)}: {pages[page - 1]}"
 
     @tool

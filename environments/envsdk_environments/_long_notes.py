@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk._visible import brief
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ToolError
 
@@ -74,7 +75,7 @@ class LongNotesTask(TaskData):
     def _can_be_answered(self) -> "LongNotesTask":
         unknown = set(self.questions) - {fact.about for document in self.documents for fact in document.facts}
         if unknown:
-            raise ValueError(f"a question is about {min(unknown)!r:.80}, but no document has a fact about it")
+            raise ValueError(f"a question is about {brief(min(unknown))}, but no document has a fact about it")
         return self
 
     def answers(self) -> list[int]:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from .._describing import likely, what_is_invalid
 from .._registry import find_renderer, refuse_history_options
+from .._visible import brief
 from ..contexts._history import HistoryPolicy
 from ..episodes._agent import Agent, EpisodeHeader, StepResult
 from ..episodes._episode import CallMethod, Episode, EpisodeGenerator, Join, Request, RunChildren
@@ -466,7 +467,7 @@ def check_seed(seed: object) -> int | None:
     """
     plain = plain_integer(seed)
     if plain is not None and (type(plain) is not int or plain < 0):
-        raise ConfigError(f"seed is {seed!r:.80}; expected None or an integer of at least 0")
+        raise ConfigError(f"seed is {brief(seed)}; expected None or an integer of at least 0")
     return plain
 
 
@@ -483,7 +484,7 @@ def seeds_of(seeds: object) -> Sequence[Any]:
     if hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__") and not isinstance(seeds, (str, bytes, Mapping)):
         return cast("Sequence[Any]", seeds)
     raise ConfigError(
-        f"seeds is {seeds!r:.80}; expected their number, such as 16; or a sequence, such as list(seeds) or range(100, "
+        f"seeds is {brief(seeds)}; expected their number, such as 16; or a sequence, such as list(seeds) or range(100, "
         "116), which is 100:116 on the command line and in files"
     )
 
@@ -505,9 +506,9 @@ def _check_options(options: object) -> dict[str, Any]:
     for name in ("episode_id", "group_id"):
         value = given.get(name)
         if value is not None and not isinstance(value, str):
-            raise ConfigError(f"the option {name} is {value!r:.80}; expected a string or None")
+            raise ConfigError(f"the option {name} is {brief(value)}; expected a string or None")
         try:
             check_text(value or "")
         except ValueError as error:
-            raise ConfigError(f"the option {name} is {value!r:.80}, which cannot be recorded: {error}") from error
+            raise ConfigError(f"the option {name} is {brief(value)}, which cannot be recorded: {error}") from error
     return given

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 import gymnasium
 
 from .._registry import ENVIRONMENTS, find_creator, load_plugins, make_registered, package_of
+from .._visible import brief
 from ..errors import ConfigError, EnvsdkError, PluginError
 from ._env import Env
 
@@ -52,7 +53,7 @@ def maker_of(env: Env | str | Callable[[], Env]) -> Callable[[], Env]:
     if isinstance(env, Env):
         return functools.partial(copy.deepcopy, env)
     if not (isinstance(env, str) or callable(env)):
-        raise ConfigError(f"{env!r:.80} is not an environment, its id, or a function that makes one")
+        raise ConfigError(f"{brief(env)} is not an environment, its id, or a function that makes one")
     return functools.partial(make, env) if isinstance(env, str) else env
 
 
@@ -64,7 +65,7 @@ def find_class(name: str) -> type[Env]:
     """
     found = imported(name, "an id, or a class as module:Class")
     if not isinstance(found, type) or not issubclass(found, Env):
-        raise PluginError(f"{name!r} is {found!r:.80}; expected a subclass of envsdk.Env")
+        raise PluginError(f"{name!r} is {brief(found)}; expected a subclass of envsdk.Env")
     return found
 
 

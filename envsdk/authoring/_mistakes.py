@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from pydantic import BaseModel
 
+from .._visible import brief, shorten
 from ..episodes._functions import is_async, plain_function
 from ..episodes._turn import Turn
 from ..errors import ConfigError, EpisodeError, MistakeWarning, ReservedName, TaskError, TurnError
@@ -121,7 +122,7 @@ def check_value(cls: type, name: str, value: Any) -> None:
         return
     if not fits:
         raise ReservedName(
-            f"self.{name} is set to {value!r:.80}; expected {expected}, since envsdk uses this attribute. Give your "
+            f"self.{name} is set to {brief(value)}; expected {expected}, since envsdk uses this attribute. Give your "
             "own attribute another name"
         )
 
@@ -150,15 +151,15 @@ def check_class(cls: type, config: type, *, runs_tools: bool) -> None:
     found: object = inspect.getattr_static(cls, "Config")
     if not isinstance(found, type) or not issubclass(found, config):
         raise ConfigError(
-            f"{cls.__name__}.Config is {found!r:.80}; expected a subclass of {config.__name__}: "
+            f"{cls.__name__}.Config is {brief(found)}; expected a subclass of {config.__name__}: "
             f"class Config({config.__name__})"
         )
     limits: object = inspect.getattr_static(cls, "default_limits")
     if not isinstance(limits, Limits):
-        raise ConfigError(f"{cls.__name__}.default_limits is {limits!r:.80}; expected Limits(...)")
+        raise ConfigError(f"{cls.__name__}.default_limits is {brief(limits)}; expected Limits(...)")
     for name, (is_valid, expected) in _DECLARED.items():
         if not is_valid(value := inspect.getattr_static(cls, name)):
-            raise ConfigError(f"{cls.__name__}.{name} is {value!r:.80}; expected {expected}")
+            raise ConfigError(f"{cls.__name__}.{name} is {brief(value)}; expected {expected}")
     sdk = next(base for base in cls.__mro__ if base.__module__.startswith("envsdk."))
     for name in METHODS & {name for base in cls.__mro__[: cls.__mro__.index(sdk)] for name in vars(base)}:
         written, called = inspect.getattr_static(cls, name), inspect.getattr_static(sdk, name, None)
@@ -218,10 +219,10 @@ def wrong_turn(env: object, method: str, returned: object) -> TurnError:
     if returned is None:
         what = "None, not a Turn: is a `return` missing on one of its paths?"
     elif isinstance(returned, str):
-        what = f"the string {returned!r:.60}, not a Turn: return Turn({returned!r:.60})"
+        what = f"the string {brief(returned, 60)}, not a Turn: return Turn({brief(returned, 60)})"
     elif isinstance(returned, Mapping):
         keys = ", ".join(map(str, cast("Mapping[Any, Any]", returned)))
-        what = f"a mapping with {keys:.80}, not a Turn: return Turn(...) with its items as arguments"
+        what = f"a mapping with {shorten(keys, 80)}, not a Turn: return Turn(...) with its items as arguments"
     elif inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         what = "a generator, not a Turn: it has a `yield`, where it should `return` a Turn"
     elif inspect.isawaitable(returned):
@@ -232,7 +233,7 @@ def wrong_turn(env: object, method: str, returned: object) -> TurnError:
         what = f"the class {returned.__name__}, not a Turn: call it, such as Turn('Well done.')"
     else:
         kind = type(returned).__name__
-        what = f"a {kind}, not a Turn, a Handoff, or a list of them that is not empty: {returned!r:.80}"
+        what = f"a {kind}, not a Turn, a Handoff, or a list of them that is not empty: {brief(returned)}"
     return TurnError(f"{where(type(env), method)} returned {what}")
 
 
@@ -262,9 +263,10 @@ def explained(error: Exception, env: Any, method: str) -> Exception:
     if not re.search(r"\bself\.task\b", failed):
         return error
     explanation = TaskError(
-        f"{where(cls, method)} reads self.task, which is None (line {frame.lineno}: {(frame.line or '').strip():.80}). "
-        f"Give tasks, {cls.__name__}(tasks=[...]), or the task of an episode, reset(options={{'task': ...}}). If the "
-        "environment can also make its own tasks, test `if self.task is None`"
+        f"{where(cls, method)} reads self.task, which is None (line {frame.lineno}: "
+        f"{shorten((frame.line or '').strip(), 80)}). Give tasks, {cls.__name__}(tasks=[...]), or the task of an "
+        f"episode, reset(options={{'task': ...}}). If the environment can also make its own tasks, test `if "
+        "self.task is None`"
     )
     explanation.__cause__ = error
     return explanation.with_traceback(error.__traceback__)

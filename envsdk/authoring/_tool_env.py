@@ -23,6 +23,7 @@ from pydantic_core import to_json
 
 from .._describing import message_of, what_is_invalid
 from .._spans import recorded
+from .._visible import brief
 from ..episodes._functions import is_async
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
 from ..episodes._turn import Turn
@@ -505,7 +506,7 @@ def tools_of(env: ToolEnv) -> dict[str, Tool]:
         tools += [tool if isinstance(tool, Tool) else tool_of(tool) for tool in env.tools]
     except TypeError as error:
         raise ConfigError(
-            f"`tools` of {cls} is {env.tools!r:.80}; expected a list of tools and functions ({error})"
+            f"`tools` of {cls} is {brief(env.tools)}; expected a list of tools and functions ({error})"
         ) from error
     by_name = {tool.name: tool for tool in tools}
     if len(by_name) < len(tools):

@@ -24,6 +24,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict
 
 from .._describing import likely
+from .._visible import brief
 from ..episodes._functions import copied_function, is_async, plain_function
 from ..errors import ConfigError, MistakeWarning
 from ..messages import ToolSchema
@@ -69,13 +70,13 @@ class Tool:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(_NAME, self.name):
-            raise ConfigError(f"a tool is named {self.name!r:.80}; expected 1 to 64 letters, digits, '_' and '-'")
+            raise ConfigError(f"a tool is named {brief(self.name)}; expected 1 to 64 letters, digits, '_' and '-'")
         if not callable(self.function) or not isinstance(self.parameters, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            given = f"the function {self.function!r:.60} and the parameters {self.parameters!r:.60}"
+            given = f"the function {brief(self.function, 60)} and the parameters {brief(self.parameters, 60)}"
             raise ConfigError(f"the tool {self.name!r} has {given}; expected a function and a JSON schema of an object")
         if self.timeout_s is not None and not (isinstance(self.timeout_s, (int, float)) and self.timeout_s > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"the tool {self.name!r} has timeout_s {self.timeout_s!r:.80}; expected None or seconds above 0"
+                f"the tool {self.name!r} has timeout_s {brief(self.timeout_s)}; expected None or seconds above 0"
             )
 
     @property
@@ -151,7 +152,7 @@ def tool(
         function = cast("staticmethod[Any, Any]", function).__func__
     plain: Any = plain_function(function)
     if not callable(function) or isinstance(function, (Tool, type)) or not inspect.isroutine(plain):
-        raise ConfigError(f"a tool is made from a function or a method, got {function!r:.80}")
+        raise ConfigError(f"a tool is made from a function or a method, got {brief(function)}")
     name = str(name or getattr(function, "__name__", getattr(plain, "__name__", "")))
     documentation, described = _documentation(function if function.__doc__ and plain is function else plain)
     parameters = list(inspect.signature(function).parameters.values())

@@ -12,6 +12,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from .._arguments import explain_arguments
 from .._describing import what_is_invalid
 from .._untrusted import open_file, parse_json, read_lines
+from .._visible import brief
 from ..errors import ConfigError, InvalidRecord, TaskError
 
 __all__ = ["Rows", "Split", "Task", "draw_in_split", "load_tasks", "split_of"]
@@ -81,9 +82,9 @@ def load_tasks(source: object) -> Rows:
     elif hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
         rows = cast("Any", source)
     else:
-        raise TaskError(f"tasks is {source!r:.80}; expected a list, the path of a JSONL file or a data set")
+        raise TaskError(f"tasks is {brief(source)}; expected a list, the path of a JSONL file or a data set")
     if not len(rows):
-        raise TaskError(f"tasks is {source!r:.80}, which contains no task; expected at least one")
+        raise TaskError(f"tasks is {brief(source)}, which contains no task; expected at least one")
     return rows
 
 
@@ -105,7 +106,7 @@ def _read_jsonl(path: Path) -> Sequence[Any]:
             ) from error
         if not isinstance(row, dict):
             raise TaskError(
-                f"{path}, line {number} is not a JSON object, but {row!r:.80}; expected one JSON object per line"
+                f"{path}, line {number} is not a JSON object, but {brief(row)}; expected one JSON object per line"
             )
         rows.append(row)
     return rows
@@ -163,14 +164,15 @@ def check_task(row: Any, model: type[BaseModel] | None) -> Task:
         task = row if model is None or isinstance(row, model) else model.model_validate(row)
     except ValidationError as error:
         raise TaskError(
-            f"the task {row!r:.200} does not fit the model {error.title}: {what_is_invalid(error)}"
+            f"the task {brief(row, 200)} does not fit the model {error.title}: {what_is_invalid(error)}"
         ) from error
     try:
         to_json(task, fallback=_plain, bytes_mode="base64")
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise TaskError(
-            f"the task {row!r:.200} cannot be recorded: {error}. Expected a string, a number, a list, a mapping, or a "
-            "pydantic model; for any other object, give the data that it is made from, and make it in start()"
+            f"the task {brief(row, 200)} cannot be recorded: {error}. Expected a string, a number, a list, a "
+            f"mapping, or a pydantic model; for any other object, give the data that it is made from, and make it "
+            "in start()"
         ) from error
     return task
 
@@ -178,7 +180,7 @@ def check_task(row: Any, model: type[BaseModel] | None) -> Task:
 def _plain(value: object) -> object:
     if isinstance(value, (np.ndarray, np.generic)):
         return cast("Any", value).tolist()
-    raise ValueError(f"it contains a {type(value).__name__}, {value!r:.80}")
+    raise ValueError(f"it contains a {type(value).__name__}, {brief(value)}")
 
 
 explain_arguments(globals())

@@ -12,6 +12,7 @@ import typer
 from .._registry import get_renderer
 from .._specifications import specification as specification
 from .._specifications import value_of
+from .._visible import brief
 from ..authoring._env import Env
 from ..authoring._making import find_class, imported, make
 from ..diagnostics._estimates import Prices, Sizes
@@ -194,7 +195,7 @@ def function_from(path: str, argument: str = "a trajectory") -> Callable[[Any], 
     """
     found = imported(path, "a function as module:function")
     if not callable(found):
-        raise PluginError(f"{path!r} is {found!r:.80}; expected a function of {argument}")
+        raise PluginError(f"{path!r} is {brief(found)}; expected a function of {argument}")
     return found
 
 

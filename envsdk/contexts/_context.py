@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from .._describing import encodable
+from .._visible import brief
 from ..errors import ContextFull, RenderError, UndeclaredBreak
 from ..images import PlacedImage
 from ..limits import StopReason
@@ -495,7 +496,7 @@ class Context:
         )
         if not is_legal:
             raise UndeclaredBreak(
-                f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
+                f"the history policy {type(self.policy).__name__} returned {brief(rewrite, 200)} for a view of "
                 f"{len(self.view)} messages; expected None or a Rewrite that starts in the view, leaves at least one "
                 f"message, has one of the reasons {_REASONS}, and a detail in valid Unicode"
             )

@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from .._describing import what_is_invalid
 from .._specifications import specification
+from .._visible import brief
 from ..errors import ConfigError, ContextFull, UnknownName
 from ..messages import ImagePart, Message, TextPart, text_of
 from ..rendering._whole import WholeRenderer
@@ -597,7 +598,7 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
     if isinstance(value, HistoryPolicy):
         return value
     if not isinstance(value, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"history is {value!r:.80}; expected a name, a name with options, or a HistoryPolicy object")
+        raise ConfigError(f"history is {brief(value)}; expected a name, a name with options, or a HistoryPolicy object")
     given = specification(value) if isinstance(value, str) else value
     options = {"name": given} if isinstance(given, str) else dict(given)
     name = options.pop("name", None)

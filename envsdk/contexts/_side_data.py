@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
+from .._visible import brief
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
@@ -92,7 +94,7 @@ class Aligned:
                 "one row for each token"
             )
         if self.over not in get_args(Over):
-            raise ValueError(f"it is over {self.over!r:.80}; expected one of {get_args(Over)}")
+            raise ValueError(f"it is over {brief(self.over)}; expected one of {get_args(Over)}")
         fill: Any = np.asarray(self.unknown)
         fits = fill.ndim == 0 and fill.dtype.kind in "iuf" and array.dtype.kind in "iuf"
         if fits:
@@ -101,7 +103,7 @@ class Aligned:
             fits = bool(not np.isinf(stored) if array.dtype.kind == "f" else stored == fill)
         if not fits:
             raise ValueError(
-                f"its fill value is {self.unknown!r:.80}; expected a number that an array of {array.dtype} can hold"
+                f"its fill value is {brief(self.unknown)}; expected a number that an array of {array.dtype} can hold"
             )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
+from .._visible import brief
 from ..diagnostics._inputs import check_clip, pair_logprobs, valid_samples
 from ..errors import ConfigError, InvalidSample
 from ..trajectories._samples import Sample
@@ -173,12 +174,12 @@ def anchor_advantages(
         found = cast("Sequence[Any]", given) if is_list else ()
         if cast("int", step) >= len(found):
             raise ConfigError(
-                f"anchors[{name!r}] is {given!r:.80}; expected one for each step: observation_anchors(trajectory)"
+                f"anchors[{name!r}] is {brief(given)}; expected one for each step: observation_anchors(trajectory)"
             )
         try:
             hash(found[cast("int", step)])
         except TypeError as error:
-            raise ConfigError(f"anchors[{name!r}][{step}] is {found[cast('int', step)]!r:.80}: {error}") from error
+            raise ConfigError(f"anchors[{name!r}][{step}] is {brief(found[cast('int', step)])}: {error}") from error
         states[name, step] = (found[cast("int", step)],)
     of_steps = _over_groups(of_contexts, keys, values, baseline, by_role=by_role, states=states)
     added: list[Sample] = []
@@ -223,7 +224,7 @@ def role_advantages(
     rewards = _rewards_of_contexts(samples, None)
     known: Any = {} if baselines is None else baselines
     if not isinstance(known, Mapping) or not all(isinstance(roles, Mapping) for roles in known.values()):  # pyright: ignore[reportUnknownVariableType]
-        raise ConfigError(f"baselines is {known!r:.80}; expected what role_advantages returned before")
+        raise ConfigError(f"baselines is {brief(known)}; expected what role_advantages returned before")
     means: dict[str, dict[str, float]] = {env: {**roles} for env, roles in cast("Any", known).items()}
     found: dict[_Key, float] = {}
     for sample in samples:
@@ -276,7 +277,7 @@ def add_kl_penalty(
     if not isinstance(coef, Real) or not 0 <= coef < np.inf:
         raise ConfigError(f"coef is {coef!r}; expected a finite number of at least 0")
     if near not in ("reference", "sampler"):
-        raise ConfigError(f"near is {near!r:.80}; expected 'reference' or 'sampler'")
+        raise ConfigError(f"near is {brief(near)}; expected 'reference' or 'sampler'")
     bound = np.inf if clip is None else check_clip(clip)
     sign = 1 if near == "reference" else -1
     pairs = pair_logprobs(samples, logprobs)
@@ -373,7 +374,7 @@ def _returns_of_steps(
         name, steps = sample.trajectory_id, cast("list[int]", sample.metadata.get("steps"))
         if not isinstance(steps, list) or len(steps) != len(sample.step_rewards):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidSample(
-                f"metadata['steps'] of sample {index} is {steps!r:.80}; expected the index of each of its "
+                f"metadata['steps'] of sample {index} is {brief(steps)}; expected the index of each of its "
                 f"{len(sample.step_rewards)} steps in the trajectory"
             )
         found = finite_array(f"the returns of {name!r}", _entry("returns", returns, name))
@@ -390,7 +391,7 @@ def _returns_of_steps(
 
 def _entry(name: str, mapping: Any, key: str) -> Any:
     if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{name} is {mapping!r:.80}; expected a mapping with the key {key!r}")
+        raise ConfigError(f"{name} is {brief(mapping)}; expected a mapping with the key {key!r}")
     if key not in mapping:
-        raise ConfigError(f"{name} has no key {key!r}; it has {list(cast('Mapping[str, Any]', mapping))!r:.200}")
+        raise ConfigError(f"{name} has no key {key!r}; it has {brief(list(cast('Mapping[str, Any]', mapping)), 200)}")
     return cast("Mapping[str, Any]", mapping)[key]

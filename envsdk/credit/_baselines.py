@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from .._visible import brief
 from ..errors import ConfigError, InvalidSample
 from ._values import Values, finite_array
 
@@ -169,7 +170,7 @@ def get_baseline(baseline: Baseline) -> Callable[[Values, Owners], Values]:
         return baseline
     function = _BASELINES.get(baseline) if isinstance(baseline, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if function is None:
-        raise ConfigError(f"baseline is {baseline!r:.80}; expected one of {list(_BASELINES)} or a function")
+        raise ConfigError(f"baseline is {brief(baseline)}; expected one of {list(_BASELINES)} or a function")
     return function
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .._visible import brief
 from ..diagnostics._inputs import valid_samples
 from ..errors import ConfigError, InvalidSample
 from ..rollouts._break_values import BreakValue
@@ -65,7 +66,7 @@ def add_break_advantages(
     if not isinstance(scale, Real) or not 0 <= scale < np.inf:
         raise ConfigError(f"scale is {scale!r}; expected a finite number of at least 0")
     if baseline not in ("none", "leave_one_out"):
-        raise ConfigError(f"baseline is {baseline!r:.80}; expected 'none' or 'leave_one_out'")
+        raise ConfigError(f"baseline is {brief(baseline)}; expected 'none' or 'leave_one_out'")
     given_values: list[Any] = list(values) if isinstance(values, Iterable) else [values]  # pyright: ignore[reportUnnecessaryIsInstance]
     wrong = [type(value).__name__ for value in given_values if not isinstance(value, BreakValue)]
     if wrong:

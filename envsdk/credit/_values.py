@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from .._visible import brief
 from ..errors import InvalidSample
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def finite_array(name: str, values: Any, dtype: type[np.floating[Any]] = np.floa
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidSample(f"{name} must be numbers, shape (n,): {error}") from error
     if given.size and given.dtype.kind not in "biuf":
-        raise InvalidSample(f"{name} are {values!r:.80}; expected numbers, shape (n,)")
+        raise InvalidSample(f"{name} are {brief(values)}; expected numbers, shape (n,)")
     if given.ndim != 1:
         raise InvalidSample(f"{name} have shape {given.shape}; expected (n,)")
     array = given.astype(np.float64)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from .._packages import load
 from .._registry import find_renderer
+from .._visible import brief
 from ..authoring._driver import seeds_of
 from ..authoring._env import Env
 from ..authoring._making import make
@@ -59,7 +60,7 @@ class Sizes:
             value: Any = plain_integer(getattr(self, field.name))
             least = 1 if field.name == "query_every" else 0
             if (value is not None or field.name != "query_every") and (type(value) is not int or value < least):
-                raise ConfigError(f"Sizes.{field.name} is {value!r:.80}; expected an integer of at least {least}")
+                raise ConfigError(f"Sizes.{field.name} is {brief(value)}; expected an integer of at least {least}")
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], renderer: Renderer) -> "Sizes":
@@ -124,7 +125,7 @@ class Prices:
         for field in fields(self):
             value: Any = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise ConfigError(f"the price {field.name} is {value!r:.80}; expected a number of at least 0")
+                raise ConfigError(f"the price {field.name} is {brief(value)}; expected a number of at least 0")
 
     def of(self, cost: Cost) -> float:
         """Return the price of the tokens of episodes."""
@@ -283,7 +284,7 @@ def estimate(
     """
     number: Any = plain_integer(steps)
     if number is not None and (type(number) is not int or number < 1):
-        raise ConfigError(f"steps is {number!r:.80}; expected an integer of at least 1")
+        raise ConfigError(f"steps is {brief(number)}; expected an integer of at least 1")
     if isinstance(env, Sizes):
         sizes, found = env, find_renderer("qwen3" if renderer is None else renderer, tokenizer)
         number = number or 64

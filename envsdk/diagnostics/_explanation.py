@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from .._visible import brief
 from ..errors import ConfigError
 from ..rendering.tokenizers import Tokenizer
 from ._inputs import token_ids
@@ -220,7 +221,7 @@ def _json_redumped(texts: PromptTexts) -> str | None:
         if old is None or new is None or not (old[1] > at and new[1] > at):
             continue
         if _is_same_json(old[0], new[0]):
-            return f"the same JSON value in a different form: {first[start : old[1]]!r:.80}"
+            return f"the same JSON value in a different form: {brief(first[start : old[1]])}"
         if any(isinstance(value, (dict, list)) for value in (old[0], new[0])):
             return None
     return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
+from .._visible import brief
 from ..errors import ConfigError, InvalidSample, UnknownName
 from ..limits import LARGEST
 from ..trajectories._samples import Sample
@@ -145,17 +146,17 @@ def _bounds(threshold: Any, mode: Mode) -> tuple[float, float]:
     given: tuple[Any, ...] = cast("tuple[Any, ...]", threshold) if isinstance(threshold, tuple) else (threshold,)
     are_numbers = all(isinstance(bound, Real) and bound is not True for bound in given)
     if not are_numbers or not 1 <= len(given) <= 2 or not 1 <= given[-1] <= LARGEST or not 0 <= given[0] <= LARGEST:
-        raise ConfigError(f"threshold is {threshold!r:.80}; expected an upper bound of at least 1, or (lower, upper)")
+        raise ConfigError(f"threshold is {brief(threshold)}; expected an upper bound of at least 1, or (lower, upper)")
     upper = float(given[-1])
     if mode == "truncate":
         if len(given) == 2:
             raise ConfigError(
-                f"threshold is {threshold!r:.80}; truncate has no lower bound: pass one number, or use clip"
+                f"threshold is {brief(threshold)}; truncate has no lower bound: pass one number, or use clip"
             )
         return 0.0, upper
     lower = float(given[0]) if len(given) == 2 else 1 / upper
     if lower > 1:
-        raise ConfigError(f"threshold is {threshold!r:.80}; expected a lower bound of at most 1, the ratio of equals")
+        raise ConfigError(f"threshold is {brief(threshold)}; expected a lower bound of at most 1, the ratio of equals")
     return lower, upper
 
 

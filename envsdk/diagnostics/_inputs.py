@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from .._visible import brief
 from ..errors import ConfigError, InvalidSample
 from ..trajectories._samples import Sample
 
@@ -84,7 +85,7 @@ def check_clip(clip: Any, above: float = 0.0) -> float:
         ConfigError: If it is not a finite number above that.
     """
     if not isinstance(clip, Real) or not above < float(clip) < np.inf:
-        raise ConfigError(f"clip is {clip!r:.80}; expected a finite number of nats above {above:.2g}")
+        raise ConfigError(f"clip is {brief(clip)}; expected a finite number of nats above {above:.2g}")
     return float(clip)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 
+from .._visible import brief
 from ..contexts._protocol import Action, FinishReason
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import ActionError
@@ -92,14 +93,14 @@ def check_action(action: object, vocab_size: int, prompt: PromptSize | None = No
     temperature: Any = action.temperature
     if not isinstance(temperature, (int, float, np.floating, np.integer)) or not 0 <= temperature <= LARGEST:
         raise ActionError(
-            f"temperature is {temperature!r:.80}; expected a number of at least 0 that is finite in float32"
+            f"temperature is {brief(temperature)}; expected a number of at least 0 that is finite in float32"
         )
     version: Any = action.policy_version
     if version is not None and not (isinstance(version, (int, np.integer)) and 0 <= version < 2**31):
-        raise ActionError(f"policy_version is {version!r:.80}; expected None or an integer from 0 to 2**31 - 1")
+        raise ActionError(f"policy_version is {brief(version)}; expected None or an integer from 0 to 2**31 - 1")
     extra: Any = action.extra
     if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", extra)):
-        raise ActionError(f"extra is {extra!r:.80}; expected a mapping with strings as keys")
+        raise ActionError(f"extra is {brief(extra)}; expected a mapping with strings as keys")
     tokens = _check_tokens(action.tokens, vocab_size)
     checked = {key: _check_extra(key, value, len(tokens), prompt) for key, value in action.extra.items()}
     logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
@@ -119,7 +120,7 @@ def _check_extra(key: str, value: Any, length: int, prompt: PromptSize | None) -
         if not is_array and not isinstance(value, (Aligned, Ragged)):
             fragment(value)
     except ValueError as error:
-        raise ActionError(f"extra[{key!r:.80}] cannot be recorded: {error}") from error
+        raise ActionError(f"extra[{brief(key)}] cannot be recorded: {error}") from error
     return copy.deepcopy(cast("Any", value))
 
 
@@ -128,15 +129,15 @@ def _check_side_data(key: str, given: Aligned | Ragged, length: int, prompt: Pro
     try:
         given.check()
     except ValueError as error:
-        raise ActionError(f"extra[{key!r:.80}] is not valid: {error}") from error
+        raise ActionError(f"extra[{brief(key)}] is not valid: {error}") from error
     if isinstance(given, Ragged) or given.over == "sampled":
         if len(given) != length:
-            raise ActionError(f"extra[{key!r:.80}] has {len(given)} rows, but there are {length} sampled tokens")
+            raise ActionError(f"extra[{brief(key)}] has {len(given)} rows, but there are {length} sampled tokens")
         return given
     longest = len(given) if prompt is None else length + prompt.length
     if not length <= len(given) <= longest:
         raise ActionError(
-            f"extra[{key!r:.80}] is over all tokens and has {len(given)} rows; expected {longest}, one for each token "
+            f"extra[{brief(key)}] is over all tokens and has {len(given)} rows; expected {longest}, one for each token "
             f"of the prompt and the reply, or at least the last {length}"
         )
     unrecorded = len(given) if prompt is None else length + prompt.new

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from .._describing import describe_error
+from .._visible import brief
 from ..contexts._context import Context, Delta
 from ..contexts._history import SUMMARY, SummaryRequest
 from ..contexts._protocol import Observation
@@ -284,7 +285,7 @@ class Episode:
                 if not is_handoff(returned):
                     raise TurnError(
                         "start(), respond() and resume() return a Turn, a Handoff, or a list of Handoffs that is not "
-                        f"empty; got a {type(returned).__name__}: {returned!r:.80}"
+                        f"empty; got a {type(returned).__name__}: {brief(returned)}"
                     )
                 if agent.phase is Phase.REFUSED:  # it hands over again although a limit is reached
                     return take(agent, Turn(reward=None))
@@ -440,7 +441,7 @@ class Episode:
             summary = summary if reason is None else None
         else:
             if written is not None and not isinstance(written, str):
-                raise TurnError(f"a summarizer returns a string, or None for no summary, got {written!r:.80}")
+                raise TurnError(f"a summarizer returns a string, or None for no summary, got {brief(written)}")
             summary = None if written is None or agent.context.rejects(written) else written
             step = agent.last_step
             assert step is not None

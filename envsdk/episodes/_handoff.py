@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
+from .._visible import brief
 from ..contexts._history import HistoryPolicy, SummaryRequest
 from ..errors import ConfigError, HandoffError
 from ..limits import Limits
@@ -132,15 +133,15 @@ class Handoff:
             raise HandoffError(f"a handoff goes to an Env, got {given}: give it an object, such as Researcher()")
         if not callable(history) and not (isinstance(history, str) and history in ("fresh", "full")):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"history is {history!r:.80}; expected 'fresh', 'full' or a function from messages to messages"
+                f"history is {brief(history)}; expected 'fresh', 'full' or a function from messages to messages"
             )
         if result is not None and not callable(result):
-            raise ConfigError(f"result is {result!r:.80}; expected a function from a HandoffResult to a HandoffResult")
+            raise ConfigError(f"result is {brief(result)}; expected a function from a HandoffResult to a HandoffResult")
         role = type(env).__name__.lower() if role is None else role
         if not isinstance(role, str) or not role.isprintable() or not role or "/" in role:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise HandoffError(f"role is {role!r:.80}; expected a name without '/' and control characters")
+            raise HandoffError(f"role is {brief(role)}; expected a name without '/' and control characters")
         if not isinstance(adds_reward, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"adds_reward is {adds_reward!r:.80}; expected True or False")
+            raise ConfigError(f"adds_reward is {brief(adds_reward)}; expected True or False")
         self.adds_reward = adds_reward
         self.env = env
         self.task = task
@@ -149,7 +150,7 @@ class Handoff:
         self.history: Literal["fresh", "full"] | MessageFilter = history
         self.result = result
         if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"timeout_s is {timeout_s!r:.80}; expected None or a number of seconds above 0")
+            raise ConfigError(f"timeout_s is {brief(timeout_s)}; expected None or a number of seconds above 0")
         self.timeout_s = timeout_s
 
     def filter_result(self, result: HandoffResult) -> HandoffResult:

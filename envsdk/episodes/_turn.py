@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from .._describing import what_is_invalid
+from .._visible import brief
 from ..contexts._edits import Edit
 from ..errors import TurnError
 from ..limits import LARGEST, plain_integer
@@ -195,13 +196,13 @@ class Turn:
         }
         for name, value in given.items():
             if value is not None and not _RULES[name][0](value):
-                raise TurnError(f"{name} is {value!r:.80}; expected {_RULES[name][1]}")
+                raise TurnError(f"{name} is {brief(value)}; expected {_RULES[name][1]}")
         try:
             self.stop: tuple[str, ...] = (stop,) if isinstance(stop, str) else tuple(stop)
         except TypeError:
             self.stop = ("",)
         if self.stop and not all(map(_is_string, self.stop)):
-            raise TurnError(f"stop is {stop!r:.80}; expected a list of strings that are not empty")
+            raise TurnError(f"stop is {brief(stop)}; expected a list of strings that are not empty")
         if terminated or truncated:
             _check_end(prefill, keep_reply if up_to is None else up_to, terminated and truncated)
             if schema is not None or tool_choice != "auto":
@@ -244,7 +245,7 @@ class Turn:
         self.functions: dict[str, FunctionTool] = {}
         self.tools: list[ToolSchema] | None = None
         if isinstance(tools, (str, Mapping)):
-            raise TurnError(f"tools is {tools!r:.80}; expected a list of tools")
+            raise TurnError(f"tools is {brief(tools)}; expected a list of tools")
         if tools is not None:
             self.functions = {tool.name: tool for tool in tools if isinstance(tool, FunctionTool)}
             self.tools = [_read_schema(tool) for tool in tools]
@@ -381,7 +382,7 @@ def _read_start_of_reply(what: str, value: Any) -> str | Message:
         raise TurnError(f"{what} is a {type(value).__name__}; expected a string or an assistant Message") from None
     if message.role != "assistant" or message.tool_calls or message.parts is not None:
         raise TurnError(
-            f"{what} is {message!r:.80}; expected a string, or an assistant Message with reasoning and content only"
+            f"{what} is {brief(message)}; expected a string, or an assistant Message with reasoning and content only"
         )
     return value if isinstance(value, str) else message
 
@@ -397,10 +398,10 @@ def _read_numbers(field: str, value: float | Mapping[str, float]) -> dict[str, f
             numbers[name if name is field else check_text(str(name))] = float(number)
     except (TypeError, ValueError, OverflowError) as error:
         raise TurnError(
-            f"{field} is {value!r:.80}; expected a number or a mapping of names to numbers ({error})"
+            f"{field} is {brief(value)}; expected a number or a mapping of names to numbers ({error})"
         ) from error
     if not all(abs(number) <= LARGEST for number in (*numbers.values(), sum(numbers.values()))):
-        raise TurnError(f"{field} is {value!r:.80}; expected numbers that are finite in float32, which trainers use")
+        raise TurnError(f"{field} is {brief(value)}; expected numbers that are finite in float32, which trainers use")
     return numbers
 
 
@@ -411,11 +412,11 @@ def _read_schema(tool: Any) -> ToolSchema:
     function: Any = cast("Any", tool).get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(cast("Any", function).get("name"), str):
         raise TurnError(
-            f"a tool is {tool!r:.80}; expected what `envsdk.tool` makes, or a JSON schema in the OpenAI form, "
+            f"a tool is {brief(tool)}; expected what `envsdk.tool` makes, or a JSON schema in the OpenAI form, "
             "{'type': 'function', 'function': {'name': ...}}"
         )
     parameters: Any = cast("Any", function).get("parameters") or {}
     required: Any = cast("Any", parameters).get("required") or () if isinstance(parameters, Mapping) else None
     if not isinstance(required, (list, tuple)):
-        raise TurnError(f"the parameters of a tool are {parameters!r:.80}; expected the JSON schema of an object")
+        raise TurnError(f"the parameters of a tool are {brief(parameters)}; expected the JSON schema of an object")
     return copy.deepcopy(cast("ToolSchema", tool))

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from .._spans import current_span
+from .._visible import brief
 from ..errors import ConfigError, RequestError
 from ..images import PixelBudget
 from ._client import StreamedResponse, disconnection, wait_for
@@ -225,7 +226,7 @@ class ModelAnswers:
         async with opened.reading:
             kept = opened.memory.response(named)
             if kept is None or not kept.body:
-                raise RequestError(f"Response with id {named!r:.80} not found.", 404, "not_found_error")
+                raise RequestError(f"Response with id {brief(named)} not found.", 404, "not_found_error")
             if request.method == "DELETE":
                 opened.memory.forget(named)
                 return json_response({"id": named, "object": "response", "deleted": True})

@@ -16,6 +16,7 @@ import numpy as np
 
 from .._describing import message_of
 from .._spans import EpisodeSpan, current_span
+from .._visible import brief, shorten
 from ..authoring._context_tools import ContextTools
 from ..authoring._driver import Driver
 from ..authoring._mistakes import warn_at, where
@@ -117,11 +118,12 @@ class ProgramDriver:
         if session.refused:
             raise EpisodeError(
                 f"the program ended without a reply of the model: {session.refused} requests were refused, "
-                f"the last one because: {session.refusal:.500}"
+                f"the last one because: {shorten(session.refusal, 500)}"
             )
         raise EpisodeError(
-            f"{self._name_of_program()} ended without a request to the model: it returned {turn.outcome!r:.200}. Its "
-            "client must send its requests to base_url of the endpoint that run() gets, or to OPENAI_BASE_URL"
+            f"{self._name_of_program()} ended without a request to the model: it returned "
+            f"{brief(turn.outcome, 200)}. Its client must send its requests to base_url of the endpoint that run() "
+            "gets, or to OPENAI_BASE_URL"
         )
 
     def _name_of_program(self) -> str:

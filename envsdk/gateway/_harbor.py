@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field
 
+from .._visible import brief
 from ..authoring._env import EnvConfig
 from ..authoring._event_loops import run
 from ..authoring._tool_env import ToolEnv, ToolEnvConfig
@@ -283,7 +284,7 @@ def _folders(tasks: Any, options: HarborOptions) -> dict[str, HarborFolder]:
         hint = "" if options.only_supported else "\nonly_supported=True leaves out such tasks"
         raise TaskError("\n".join(refused[:5]) + more + hint)
     if not folders:
-        raise TaskError(f"none of the tasks in {tasks!r:.200} is in the split {options.split!r}")
+        raise TaskError(f"none of the tasks in {brief(tasks, 200)} is in the split {options.split!r}")
     return folders
 
 
@@ -293,7 +294,7 @@ def _chosen(folders: Mapping[str, HarborFolder], task: Any) -> HarborFolder:
     try:
         return folders[task]
     except (KeyError, TypeError):
-        raise TaskError(f"there is no task {task!r:.80}; the first ones are {list(folders)[:5]}") from None
+        raise TaskError(f"there is no task {brief(task)}; the first ones are {list(folders)[:5]}") from None
 
 
 class HarborTask(ToolEnv):

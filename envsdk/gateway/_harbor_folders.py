@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .._describing import what_is_invalid
 from .._untrusted import read_file
+from .._visible import brief
 from ..containers import ContainerConfig
 from ..errors import ConfigError, InvalidRecord, TaskError
 
@@ -260,7 +261,7 @@ def _mib(number: int | None, text: str | None, default: int) -> int:
     try:
         return int(float(size[:-1]) * _SIZES[size[-1:]])
     except (ValueError, KeyError, OverflowError):
-        raise TaskError(f"the size {text!r:.80} is not valid; expected a number with G, M or K") from None
+        raise TaskError(f"the size {brief(text)} is not valid; expected a number with G, M or K") from None
 
 
 def _allow_of(phase: _Network, place: _Place) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
+from .._visible import brief
 from ..contexts._edits import among
 from ..errors import ConfigError, InvalidRecord, RenderError
 from ..images import PlacedImage
@@ -102,12 +103,12 @@ def from_requests(
     given: Any = temperature
     if protocol is not None and protocol not in WIRE_FORMATS:
         raise ConfigError(
-            f"protocol is {protocol!r:.80}; expected one of {tuple(WIRE_FORMATS)}, or None to recognize it"
+            f"protocol is {brief(protocol)}; expected one of {tuple(WIRE_FORMATS)}, or None to recognize it"
         )
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < LARGEST_ID:
-        raise ConfigError(f"temperature is {temperature!r:.80}; expected a number of at least 0")
+        raise ConfigError(f"temperature is {brief(temperature)}; expected a number of at least 0")
     if status not in get_args(Status):
-        raise ConfigError(f"status is {status!r:.80}; expected one of {get_args(Status)}")
+        raise ConfigError(f"status is {brief(status)}; expected one of {get_args(Status)}")
     if isinstance(records, (str, bytes, Mapping)) or not isinstance(records, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(cast("Any", records)).__name__
         raise InvalidRecord(f"records is a {kind}; expected the records of one session, in order")

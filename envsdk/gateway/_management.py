@@ -15,6 +15,7 @@ from starlette.types import Send
 
 from .._describing import message_of, what_is_invalid
 from .._untrusted import is_loopback
+from .._visible import brief
 from ..errors import ConfigError, EpisodeError, RequestError, TaskError, UnknownName
 from ._app import RouteHandler, ServerLimits, keys_of, model_app
 from ._description import description
@@ -120,7 +121,7 @@ class Gateway:
         """Answer a request that requires the token; errors of the environment have a status."""
         host = request.url.hostname or ""
         if self._token is None and not is_loopback(host):  # against DNS rebinding
-            text = f"without a token, sessions can be managed under the host localhost only, not {host!r:.80}"
+            text = f"without a token, sessions can be managed under the host localhost only, not {brief(host)}"
             raise RequestError(f"{text}; start the gateway with a token", 403, "host_refused")
         given = (key.encode() for key in keys_of(request))
         if self._token is not None and not any(hmac.compare_digest(key, self._token.encode()) for key in given):

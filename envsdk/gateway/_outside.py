@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast
 from typing_extensions import override
 
 from .._spans import EpisodeSpan, current_span
+from .._visible import brief
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
 from ..episodes._turn import Turn
@@ -138,14 +139,14 @@ class PlayedSessions:
         for name, value in (cls.sampling or {}).items():
             refuses: Any = getattr(policy, "refuses_sampling", None)
             if refuses is not None and (why := refuses(name, value)) is not None:
-                raise ConfigError(f"sampling has {name}={value!r:.80}: {why}")
+                raise ConfigError(f"sampling has {name}={brief(value)}: {why}")
         self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)).program)
         env = self._counting.env
         shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable
         tracker = None if log_to is None else find_tracker(log_to)
         if tracker is not None and tracker.spans is None:
             raise ConfigError(
-                f"log_to is {log_to!r:.80}; expected 'otel': a gateway has spans, and no statistics of a run"
+                f"log_to is {brief(log_to)}; expected 'otel': a gateway has spans, and no statistics of a run"
             )
         self._settings = PlaySettings(
             lambda: cls(self._opened, **shared),

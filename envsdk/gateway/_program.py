@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, cast
 
+from .._visible import brief
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env, EnvConfig
 from ..authoring._mistakes import where
@@ -80,7 +81,7 @@ class ProgramEnv(Env):
         if isinstance(command, str):
             raise ConfigError(f"{cls.__name__}.command is {command!r}; expected a list: {shlex.split(command)}")
         if not isinstance(self.container, (ContainerConfig, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"{cls.__name__}.container is {self.container!r:.80}; expected a ContainerConfig")
+            raise ConfigError(f"{cls.__name__}.container is {brief(self.container)}; expected a ContainerConfig")
         if "branch" in getattr(self.config, "context_tools", ()):
             raise ConfigError(
                 f"{type(self).__name__} has the context tool 'branch', which a program's conversation cannot have: "

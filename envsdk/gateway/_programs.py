@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from .._visible import brief
 from ..authoring._event_loops import run
 from ..containers import Container, ContainerConfig, start
 from ..errors import ConfigError, ContainerError, ContainerLost
@@ -203,9 +204,9 @@ class CommandProgram:
         if command is None:
             raise ConfigError("there is nothing to run: write run(), or set command, at the latest in prepare()")
         if isinstance(command, str) or not command or not all(isinstance(part, str | os.PathLike) for part in command):
-            raise ConfigError(f"command is {command!r:.80}; expected a list: the program and its arguments")
+            raise ConfigError(f"command is {brief(command)}; expected a list: the program and its arguments")
         if not all(isinstance(text, str) for item in environ.items() for text in item):
-            raise ConfigError(f"environ is {environ!r:.80}; expected a mapping of strings")
+            raise ConfigError(f"environ is {brief(environ)}; expected a mapping of strings")
         words = [os.fspath(part).replace(str(folder), seen) for part in self._env.command or ()]
         named = {name: text.replace(str(folder), seen) for name, text in environ.items()}
         return words, {**self._environ, **named}

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pydantic_core
 
+from .._visible import brief
 from ..errors import InvalidRecord, RequestError
 from ..messages import Message
 from ..trainers.foreign._importer import LoggedIds
@@ -410,7 +411,7 @@ def _anthropic(events: Sequence[LoggedValue]) -> dict[str, Any] | None:
             try:
                 blocks[_index(event)]["input"] = pydantic_core.from_json(text, allow_partial=True)  # a reply may be cut
             except ValueError as error:
-                raise event.invalid(f"the end of a block whose input is JSON, which {text!r:.80} is not") from error
+                raise event.invalid(f"the end of a block whose input is JSON, which {brief(text)} is not") from error
         elif kind == "message_delta":
             _add(whole, event.get("delta"))
     if not whole or not whole.get("stop_reason"):

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from .._packages import load
+from .._visible import brief
 from ..errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerReplyError, ServerUnreachable
 
 _log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ def base_urls(url: str | Sequence[str]) -> list[str]:
     given: Sequence[str] = [url] if isinstance(url, str) else list(url or ())
     urls = [checked_url(one).removesuffix("/v1") for one in given]
     if not urls or len(set(urls)) < len(urls):
-        raise ConfigError(f"url is {url!r:.200}; expected the URL of a server, or a list of different ones")
+        raise ConfigError(f"url is {brief(url, 200)}; expected the URL of a server, or a list of different ones")
     return urls
 
 
@@ -139,7 +140,7 @@ def checked_url(url: object) -> str:
     """
     parts = urlsplit(url) if isinstance(url, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ConfigError(f"url is {url!r:.200}; expected an HTTP URL, such as 'http://localhost:8000'")
+        raise ConfigError(f"url is {brief(url, 200)}; expected an HTTP URL, such as 'http://localhost:8000'")
     return parts.geturl().rstrip("/")
 
 
@@ -403,7 +404,7 @@ class ServerClient:
                 _check_status(response, b"".join([chunk async for chunk in chunks]), request)
             kind = response.headers.get("Content-Type", "")
             if not kind.startswith("text/event-stream"):
-                raise ServerReplyError(f"{request} was answered with {kind!r:.80}; expected a stream of events")
+                raise ServerReplyError(f"{request} was answered with {brief(kind)}; expected a stream of events")
             async with contextlib.aclosing(_lines(chunks)) as lines:
                 async for line in lines:
                     name, _, data = line.partition(b":")
@@ -489,8 +490,8 @@ async def _chunks(response: Any, most: int) -> AsyncGenerator[bytes]:
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise ServerReplyError(
-            f"the response has the Content-Encoding {encoding!r:.40}; expected none, as Accept-Encoding asks. Change "
-            "the server, or the proxy in front of it"
+            f"the response has the Content-Encoding {brief(encoding, 40)}; expected none, as Accept-Encoding asks. "
+            "Change the server, or the proxy in front of it"
         )
     size = 0
     async with contextlib.aclosing(response.aiter_raw()) as chunks:

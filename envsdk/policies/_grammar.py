@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._packages import load
+from .._visible import shorten
 from ..errors import ConfigError
 from ..rendering.renderer import Renderer, TokenIds
 from ..rendering.tokenizers import Tokenizer
@@ -41,7 +42,7 @@ class GrammarState:
         except ValueError as error:
             raise ConfigError(f"the grammar cannot be read: {error}") from error
         if self._matcher.is_error():
-            raise ConfigError(f"the grammar cannot be used: {self._matcher.get_error():.300}")
+            raise ConfigError(f"the grammar cannot be used: {shorten(self._matcher.get_error(), 300)}")
         self._size = tokenizer.vocab_size
 
     def allowed(self) -> "NDArray[np.bool_]":

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from .._describing import around_difference
+from .._visible import brief
 from ..authoring._env import Env
 from ..contexts._protocol import Action
 from ..errors import ConfigError, RequestRefused, ServerMismatch, ServerReplyError
@@ -471,7 +472,7 @@ async def check_vocabulary(
             there, here = around_difference(str(found.tokens), str(ids), 80)
             raise ServerMismatch(
                 f"the model of {server.url} does not have the vocabulary of the environment's tokenizer "
-                f"{tokenizer.name!r}: the string {text!r:.60} has the ids {there} on the server and "
+                f"{tokenizer.name!r}: the string {brief(text, 60)} has the ids {there} on the server and "
                 f"{here} in the environment. {policy.flags['vocabulary']}, or pass the model's "
                 "tokenizer to the environment"
             )

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from .._describing import around_difference, what_is_invalid
+from .._visible import brief
 from ..contexts._protocol import Action, FinishReason
 from ..contexts._side_data import Aligned, part_of, per_token
 from ..errors import ServerReplyError
@@ -218,12 +219,12 @@ def _finish_reason(reply: ServerReply, request: ServerRequest, tokens: "NDArray[
         position = int(np.argmax(is_stop))
         raise ServerReplyError(f"token {position} is the stop token {tokens[position]}, but other tokens follow it")
     if reply.stop_string is not None and reply.stop_string not in request.stop:  # SGLang: "NaN happened"
-        raise ServerReplyError(f"it ended because of {reply.stop_string!r:.80}, which is not a stop string")
+        raise ServerReplyError(f"it ended because of {brief(reply.stop_string)}, which is not a stop string")
     ends = len(tokens) and (is_stop[-1] or tokens[-1] == reply.stop_token)
     if reason == "stop" and not ends and not request.stop:
         raise ServerReplyError(
             f"the finish reason is 'stop', but the last token, {tokens[-1]}, is not a stop token; expected one of "
-            f"{request.stop_token_ids}, or one of the stop strings {request.stop!r:.200}"
+            f"{request.stop_token_ids}, or one of the stop strings {brief(request.stop, 200)}"
         )
     return reason
 

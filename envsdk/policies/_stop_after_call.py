@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._visible import brief
 from ..authoring._env import Env
 from ..errors import ConfigError
 from ..rendering.reading import CallEnded, ReplyEvent
@@ -47,8 +48,8 @@ class StopAfterCall(_PolicyProxy):
             raise ConfigError(f"calls is {calls}; expected at least 1")
         if not getattr(policy, "streams", False):
             raise ConfigError(
-                f"the policy {policy!r:.80} does not report tokens while it samples them; expected one whose `streams` "
-                "is True, such as TransformersPolicy"
+                f"the policy {brief(policy)} does not report tokens while it samples them; expected one whose "
+                "`streams` is True, such as TransformersPolicy"
             )
         self._policy = policy
         self._calls = calls

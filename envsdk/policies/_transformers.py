@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import numpy as np
 
 from .._packages import load
+from .._visible import brief
 from ..contexts._protocol import Action, FinishReason
 from ..errors import ConfigError
 from ..images import PlacedImage
@@ -224,7 +225,7 @@ class TransformersPolicy:
         chosen = self._chosen(sampling)
         room = self._checked_room(prompt, max_tokens)
         if stop and self.tokenizer is None:
-            raise ConfigError(f"the stop strings {stop!r:.80} need a tokenizer: TransformersPolicy(model, tokenizer)")
+            raise ConfigError(f"the stop strings {brief(stop)} need a tokenizer: TransformersPolicy(model, tokenizer)")
         state = None
         if chosen.grammar is not None and self.tokenizer is not None:
             state = GrammarState(self.tokenizer, chosen.grammar, stop_token_ids)

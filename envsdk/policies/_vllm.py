@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, cast
 import numpy as np
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
+from .._visible import brief
 from ..contexts._side_data import Ragged
 from ..errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerMismatch, ServerReplyError
 from ..images import rgb_image
@@ -220,7 +221,7 @@ def _token_id(named: object) -> object:
     if not isinstance(named, str):
         return named
     if not named.startswith(_ID_IN_NAME):
-        raise ValueError(f"the token is {named!r:.40}; expected its id, such as '{_ID_IN_NAME}504'")
+        raise ValueError(f"the token is {brief(named, 40)}; expected its id, such as '{_ID_IN_NAME}504'")
     return named.removeprefix(_ID_IN_NAME)
 
 

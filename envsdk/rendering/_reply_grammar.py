@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from .._packages import load
+from .._visible import brief
 from ..errors import RenderError, TurnError
 from ..messages import Message, ToolCall, ToolSchema
 from .renderer import Renderer, TokenIds
@@ -63,7 +64,7 @@ def reply_grammar(
         described = [(name, parameters) for name, parameters in described if choice in ("required", name)]
         if not described:
             names = [function["name"] for function in functions]
-            raise TurnError(f"tool_choice is {choice!r:.80}; expected 'auto', 'none', 'required', or one of {names}")
+            raise TurnError(f"tool_choice is {brief(choice)}; expected 'auto', 'none', 'required', or one of {names}")
     try:
         schemas = json.dumps([schema, described if choice != "none" else []], allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -225,7 +226,7 @@ class _ByName(NamedTuple):
         properties: Any = parameters.get("properties", {})
         required: Any = parameters.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
-            raise TurnError(f"the parameters of the tool {name!r:.80} are not the JSON schema of an object")
+            raise TurnError(f"the parameters of the tool {brief(name)} are not the JSON schema of an object")
         items = list(cast("dict[str, Any]", properties).items())
         definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
         yield f"call_{index}: {_text(self.renderer, name + self.name)} first_{index}_0"
@@ -255,7 +256,7 @@ class _ByName(NamedTuple):
         if kind in ("integer", "number", "array", "object"):
             return f"{_json({**schema, **definitions})} {first} {' '.join(others)}"
         raise RenderError(
-            f"the parameter {key!r:.80} cannot be constrained in a call of {self.renderer.name!r}, which writes "
+            f"the parameter {brief(key)} cannot be constrained in a call of {self.renderer.name!r}, which writes "
             "strings without quotes: give it one type, and a string no other keyword than enum"
         )
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from .._packages import load
+from .._visible import brief
 from ..errors import ConfigError, RenderError
 from ..images import Image, PlacedImage, RecentValues
 from .tokenizers import Tokenizer
@@ -255,7 +256,7 @@ def _folder_of(source: str) -> str:
     if Path(source).is_dir():
         return source
     if not _NAME_ON_HUB.fullmatch(source):
-        raise ConfigError(f"the processor {source!r:.200} is neither a folder nor a name on the hub, OWNER/NAME")
+        raise ConfigError(f"the processor {brief(source, 200)} is neither a folder nor a name on the hub, OWNER/NAME")
     hub: Any = importlib.import_module("huggingface_hub")
     try:
         return str(hub.snapshot_download(source, allow_patterns=list(_TEXT_FILES)))
@@ -280,7 +281,7 @@ def _of_options(options: Mapping[str, Any]) -> Any:
             made: Any = image_processors.from_pretrained(folder, trust_remote_code=False)
         except Exception as error:  # of any type: an unknown class, a wrong option, a value that is not JSON
             raise ConfigError(
-                f"the image processor {dict(options)!r:.300} cannot be made: {type(error).__name__}: {error}"
+                f"the image processor {brief(dict(options), 300)} cannot be made: {type(error).__name__}: {error}"
             ) from error
     if not hasattr(made, "merge_size"):
         raise ConfigError(

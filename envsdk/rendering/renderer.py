@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 import numpy as np
 
 from .._arguments import explain_arguments
+from .._visible import brief
 from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
 from .emission import Emission, EmittedDelta, Encoder, Rendered, WrittenPrompt
@@ -47,7 +48,7 @@ _PREFILL_END = "\ue000"  # a private-use character that marks where in a reply a
 
 def errors_at_end(*, is_ended: bool, overrun: str) -> list[str]:
     """Return the errors at the end of a reply: text after its first stop token, or no stop token."""
-    errors = [f"there is text after the end of the turn: {overrun[:40]!r}"] if overrun else []
+    errors = [f"there is text after the end of the turn: {brief(overrun, 40)}"] if overrun else []
     return errors if is_ended else [*errors, NOT_ENDED]
 
 
@@ -540,7 +541,9 @@ class Renderer(ABC):
         if not self.writes_images:
             return f"images are refused: {self.name!r} cannot write them"
         given = self._processor_name
-        return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
+        return (
+            "images are refused without processor=" if given is None else f"images are written with {brief(given, 200)}"
+        )
 
     @property
     def images_advice(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from .._visible import brief
 from ..authoring._concurrent import run_all
 from ..errors import ConfigError, TaskError
 from ._scorer import AsyncScorer, Scorer, check_count, check_number, check_score, check_scorer, compiled
@@ -23,7 +24,7 @@ class _Weighted(Generic[S]):
             raise ConfigError("there are no parts; expected name=(weight, scorer), such as correct=(1.0, exact())")
         for name, part in parts.items():
             if not isinstance(part, tuple) or len(part) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ConfigError(f"{name} is {part!r:.80}; expected a weight and a scorer, such as (0.5, exact())")
+                raise ConfigError(f"{name} is {brief(part)}; expected a weight and a scorer, such as (0.5, exact())")
             check_number(f"the weight of {name}", part[0])
             scorer = part[1]
             check_scorer(f"the scorer of {name}", scorer)
@@ -162,7 +163,7 @@ class best:  # noqa: N801 - it is called like a function
             TaskError: If the target is not a list or tuple, or is empty.
         """
         if not isinstance(target, (list, tuple)) or not target:
-            raise TaskError(f"the target of best is {target!r:.80}; expected a non-empty list of targets")
+            raise TaskError(f"the target of best is {brief(target)}; expected a non-empty list of targets")
         scores = [self.scorer(reply, one) for one in target]  # pyright: ignore[reportUnknownVariableType]
         return max((score for score in scores if score is not None), default=None)
 

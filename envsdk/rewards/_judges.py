@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from .._registry import find_renderer
+from .._visible import brief
 from ..authoring._env import Env
 from ..episodes._turn import Turn
 from ..errors import ConfigError
@@ -99,7 +100,7 @@ class judge:  # noqa: N801 - it is called like a function
         cache: str | Path | None = None,
     ) -> None:
         if not callable(policy):
-            raise ConfigError(f"the policy of judge is {policy!r:.80}; expected a function from a prompt to an Action")
+            raise ConfigError(f"the policy of judge is {brief(policy)}; expected a function from a prompt to an Action")
         check_count("max_tokens", max_tokens)
         self._policy = policy
         self._question = question
@@ -247,7 +248,7 @@ async def compare(
         Exception: Any exception of the judge.
     """
     if len(replies) < 2 or not all(isinstance(reply, str) for reply in replies):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"replies is {replies!r:.80}; expected at least two strings")
+        raise ConfigError(f"replies is {brief(replies)}; expected at least two strings")
     pairs = list(combinations(range(len(replies)), 2))
     both = [*pairs, *((second, first) for first, second in pairs)]
     prompts: list[str] = []

@@ -9,6 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal
 
+from .._visible import brief
 from ..errors import ConfigError, TaskError
 from ._scorer import check_number, check_switches
 
@@ -56,7 +57,7 @@ class numeric:  # noqa: N801 - it is called like a function
         check_number("absolute", self.absolute, least=0)
         check_number("relative", self.relative, least=0)
         if self.find not in ("whole", "last"):
-            raise ConfigError(f"find is {self.find!r:.80}; expected 'whole' or 'last'")
+            raise ConfigError(f"find is {brief(self.find)}; expected 'whole' or 'last'")
         check_switches(self, "grouped")
 
     def __call__(self, reply: str, target: Any = None, /) -> float:
@@ -108,4 +109,6 @@ def _target(target: object) -> Fraction:
                 return value
         case _:
             pass
-    raise TaskError(f"the target of numeric is {target!r:.80}; expected a finite number, or a string that contains one")
+    raise TaskError(
+        f"the target of numeric is {brief(target)}; expected a finite number, or a string that contains one"
+    )

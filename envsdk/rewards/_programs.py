@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from .._describing import what_is_invalid
+from .._visible import brief
 from ..errors import ConfigError, SandboxUnavailable, TaskError
 from . import _sandboxed
 from ._scorer import check_switches
@@ -94,7 +95,9 @@ class unit_tests:  # noqa: N801 - it is called like a function
     def __post_init__(self) -> None:
         check_switches(self, "partial")
         if not isinstance(self.isolation, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"isolation is {self.isolation!r:.80}; expected the name of an isolation, such as 'auto'")
+            raise ConfigError(
+                f"isolation is {brief(self.isolation)}; expected the name of an isolation, such as 'auto'"
+            )
 
     def __call__(self, reply: str, target: Any = None, /) -> float:
         """Score a reply. The target is a test or a list of tests; a `Call` or `Program` may be a mapping.

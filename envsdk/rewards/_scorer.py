@@ -5,6 +5,7 @@ import re
 from collections.abc import Awaitable
 from typing import Any, Protocol, cast
 
+from .._visible import brief
 from ..errors import ConfigError, TaskError
 
 
@@ -39,7 +40,7 @@ def check_scorer(name: str, scorer: object) -> None:
         ConfigError: If it is not.
     """
     if not callable(scorer) or isinstance(scorer, type):
-        raise ConfigError(f"{name} is {scorer!r:.80}; expected a scorer: a function of a reply and a target")
+        raise ConfigError(f"{name} is {brief(scorer)}; expected a scorer: a function of a reply and a target")
 
 
 def check_number(name: str, value: object, least: float = -math.inf) -> None:
@@ -51,7 +52,7 @@ def check_number(name: str, value: object, least: float = -math.inf) -> None:
     number = float(cast("Any", value)) if isinstance(value, (int, float)) and type(value) is not bool else math.nan
     if not math.isfinite(number) or number < least:
         bound = "" if least == -math.inf else f" of at least {least:g}"
-        raise ConfigError(f"{name} is {value!r:.80}; expected a finite number{bound}")
+        raise ConfigError(f"{name} is {brief(value)}; expected a finite number{bound}")
 
 
 def check_count(name: str, value: object) -> None:
@@ -61,7 +62,7 @@ def check_count(name: str, value: object) -> None:
         ConfigError: If it is not.
     """
     if type(value) is not int or value < 1:
-        raise ConfigError(f"{name} is {value!r:.80}; expected an integer of at least 1")
+        raise ConfigError(f"{name} is {brief(value)}; expected an integer of at least 1")
 
 
 def check_switches(owner: object, *names: str) -> None:
@@ -73,7 +74,7 @@ def check_switches(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
         if not isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r:.80}; expected True or False")
+            raise ConfigError(f"{name} is {brief(value)}; expected True or False")
 
 
 def compiled(pattern: object) -> re.Pattern[str]:
@@ -83,11 +84,11 @@ def compiled(pattern: object) -> re.Pattern[str]:
         ConfigError: If the pattern is not a regular expression.
     """
     if not isinstance(pattern, str):
-        raise ConfigError(f"pattern is {pattern!r:.80}; expected a string with a regular expression")
+        raise ConfigError(f"pattern is {brief(pattern)}; expected a string with a regular expression")
     try:
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"the pattern {pattern!r:.200} is not a regular expression: {error}") from error
+        raise ConfigError(f"the pattern {brief(pattern, 200)} is not a regular expression: {error}") from error
 
 
 def check_score(name: str, score: object) -> float | None:
@@ -107,7 +108,7 @@ def check_score(name: str, score: object) -> float | None:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number <= 1:
-        raise ConfigError(f"the scorer {name} returned {score!r:.80}; expected 0 to 1, or None for not scored")
+        raise ConfigError(f"the scorer {name} returned {brief(score)}; expected 0 to 1, or None for not scored")
     return number
 
 
@@ -118,5 +119,5 @@ def text_of(target: object, scorer: str) -> str:
         TaskError: If the target is not a string.
     """
     if not isinstance(target, str):
-        raise TaskError(f"the target of {scorer} is {target!r:.80}; expected a string")
+        raise TaskError(f"the target of {scorer} is {brief(target)}; expected a string")
     return target

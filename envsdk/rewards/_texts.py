@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from .._packages import load
+from .._visible import brief
 from ..errors import ConfigError
 from ..messages import check_json
 from ._scorer import check_count, check_switches, compiled, text_of
@@ -48,7 +49,7 @@ class exact:  # noqa: N801 - it is called like a function
 
     def __post_init__(self) -> None:
         if self.whitespace not in get_args(Whitespace):
-            raise ConfigError(f"whitespace is {self.whitespace!r:.80}; expected 'as_is', 'trim' or 'collapse'")
+            raise ConfigError(f"whitespace is {brief(self.whitespace)}; expected 'as_is', 'trim' or 'collapse'")
         check_switches(self, "ignore_case", "ignore_punctuation", "ignore_articles")
 
     def __call__(self, reply: str, target: Any = None, /) -> float:
@@ -127,7 +128,7 @@ class regex:  # noqa: N801 - it is called like a function
     def __post_init__(self) -> None:
         compiled(self.pattern)
         if self.where not in ("anywhere", "whole"):
-            raise ConfigError(f"where is {self.where!r:.80}; expected 'anywhere' or 'whole'")
+            raise ConfigError(f"where is {brief(self.where)}; expected 'anywhere' or 'whole'")
         check_count("max_chars", self.max_chars)
 
     def __call__(self, reply: str, target: Any = None, /) -> float:
@@ -177,7 +178,7 @@ class json_schema:  # noqa: N801 - it is called like a function
         check_count("max_chars", self.max_chars)
         object.__setattr__(self, "schema", copy.deepcopy(self.schema))
         if not isinstance(self.schema, (dict, bool)):
-            raise ConfigError(f"the schema is {self.schema!r:.80}; expected a JSON schema, a dict or a bool")
+            raise ConfigError(f"the schema is {brief(self.schema)}; expected a JSON schema, a dict or a bool")
         try:
             self._validator().check_schema(self.schema)
         except load("jsonschema.exceptions", *_JSONSCHEMA).SchemaError as error:

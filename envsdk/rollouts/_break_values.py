@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from .._visible import brief
 from ..authoring._concurrent import run_all
 from ..authoring._driver import check_seed, driver_of
 from ..authoring._env import Env
@@ -129,7 +130,7 @@ def break_values(
     check_count("k", k, 0)
     check_count("max_concurrency", max_concurrency)
     if not isinstance(share, Real) or not 0 <= share <= 1:
-        raise ConfigError(f"share is {share!r:.80}; expected a number from 0 to 1")
+        raise ConfigError(f"share is {brief(share)}; expected a number from 0 to 1")
     if check_seed(seed) is None:
         raise ConfigError("seed is None; expected an integer of at least 0")
     if k is None or max_concurrency is None:  # pyright: ignore[reportUnnecessaryComparison]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .._visible import brief
 from ..errors import EnvsdkError
 from ..rendering.tokenizers import Tokenizer
 from ..trajectories._trajectory import Trajectory
@@ -118,7 +119,7 @@ def _differences_of_context(
             at = int(differs[0]) if len(differs) else length
             texts = (
                 f"token {at} of {len(tokens)}: {tokens[at : at + 8].tolist()} "
-                f"({tokenizer.decode(tokens[at : at + 24])!r:.80})"
+                f"({brief(tokenizer.decode(tokens[at : at + 24]))})"
                 for tokens in observed
             )
             yield ReplayDifference(index, context, "observation", *texts)

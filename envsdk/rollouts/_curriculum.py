@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from .._visible import brief
 from ..errors import ConfigError
 from ..trajectories._trajectory import Trajectory
 from ._player import check_count
@@ -54,10 +55,10 @@ class TaskSampler:
         self.tasks = list(tasks)
         self._places = {task: place for place, task in enumerate(self.tasks)}
         if not self.tasks or len(self._places) < len(self.tasks):
-            raise ConfigError(f"tasks is {tasks!r:.80}; expected at least one task, and each once")
+            raise ConfigError(f"tasks is {brief(tasks)}; expected at least one task, and each once")
         for name, value in (("uniform", uniform), ("decay", decay)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ConfigError(f"{name} is {value!r:.80}; expected a number from 0 to 1")
+                raise ConfigError(f"{name} is {brief(value)}; expected a number from 0 to 1")
         self._uniform, self._decay = uniform, decay
         self._is_success, self._task_of = is_success, task_of
         self._random = np.random.default_rng(seed)

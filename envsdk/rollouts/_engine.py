@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from .._cards import card, named
+from .._visible import brief
 from ..authoring._concurrent import run_all
 from ..authoring._env import Env
 from ..authoring._event_loops import MethodThread, run
@@ -139,14 +140,14 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
         check_seconds("episode_timeout_s", episode_timeout_s)
         check_seconds("retry_wait_s", retry_wait_s)
         if executor not in (None, "processes", "ray"):
-            raise ConfigError(f"executor is {executor!r:.80}; expected None, 'processes' or 'ray'")
+            raise ConfigError(f"executor is {brief(executor)}; expected None, 'processes' or 'ray'")
         if on_stale not in ("drop", "keep"):
-            raise ConfigError(f"on_stale is {on_stale!r:.80}; expected 'drop' or 'keep'")
+            raise ConfigError(f"on_stale is {brief(on_stale)}; expected 'drop' or 'keep'")
         if (seeds is None) == (tasks is None):
             raise ConfigError("give either seeds, such as seeds=range(100), or tasks")
         is_env = isinstance(env, Env)
         if is_env or not (isinstance(env, str) or callable(env)):
-            what = f"the environment {env!r}" if is_env else f"{env!r:.80}"
+            what = f"the environment {env!r}" if is_env else f"{brief(env)}"
             raise ConfigError(
                 f"the rollouts got {what}; expected a way to make an environment for each concurrent episode: an id, "
                 "a class, or a function without arguments, such as functools.partial(MyEnv, history='strip')"

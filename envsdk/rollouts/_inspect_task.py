@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any, cast
 
 from .._packages import load
+from .._visible import brief
 from ..authoring._driver import seeds_of
 from ..authoring._env import Env
 from ..authoring._making import maker_of
@@ -45,7 +46,7 @@ def to_inspect(env: Env | str | Callable[[], Env], seeds: int | Sequence[int]) -
     )
     numbers = [operator.index(seed) for seed in seeds_of(seeds)]
     if not numbers or len({*numbers}) < len(numbers):
-        raise ConfigError(f"seeds is {numbers!r:.80}; expected different seeds, at least one")
+        raise ConfigError(f"seeds is {brief(numbers)}; expected different seeds, at least one")
     make_env = maker_of(env)
     with closing(make_env()) as made:  # an error is raised now
         name = made.name

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from .._visible import brief
 from ..authoring._driver import check_seed, seeds_of
 from ..authoring._env import Env
 from ..errors import ConfigError
@@ -85,7 +86,7 @@ def jobs_of(env: Env, seeds: object, tasks: object, group_size: int) -> list[Epi
             raise ConfigError(f"tasks is {given}, but {env.name} has {len(env.tasks)} tasks; expected 1 to that")
         given = range(given)
     if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")) or isinstance(given, (str, bytes, Mapping)):
-        raise ConfigError(f"tasks is {tasks!r:.80}; expected the number of tasks, or a sequence of tasks")
+        raise ConfigError(f"tasks is {brief(tasks)}; expected the number of tasks, or a sequence of tasks")
     jobs: list[EpisodeJob] = []
     sizes = Counter[str]()
     for index, one in enumerate(cast("Sequence[Any]", given)):

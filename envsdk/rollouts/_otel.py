@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from .._packages import load
 from .._spans import EpisodeSpan
+from .._visible import brief, shorten
 from ..errors import ConfigError
 from ..messages import Message, text_of
 from ._reporting import Reporter
@@ -67,13 +68,15 @@ class OtelTracker(Reporter):
     def __init__(self, where: str) -> None:
         if where:
             raise ConfigError(
-                f"log_to is 'otel:{where:.60}'; expected 'otel': OpenTelemetry's environment variables, such as "
-                "OTEL_EXPORTER_OTLP_ENDPOINT, specify where the spans go"
+                f"log_to is 'otel:{shorten(where, 60)}'; expected 'otel': OpenTelemetry's environment variables, "
+                "such as OTEL_EXPORTER_OTLP_ENDPOINT, specify where the spans go"
             )
         protocols = (os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") for name in ("TRACES_PROTOCOL", "PROTOCOL"))
         protocol = next(filter(None, protocols), "http/protobuf")
         if protocol != "http/protobuf":
-            raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r:.80}; expected 'http/protobuf', or unset it")
+            raise ConfigError(
+                f"OTEL_EXPORTER_OTLP_PROTOCOL is {brief(protocol)}; expected 'http/protobuf', or unset it"
+            )
         what, advice = "log_to='otel' needs", "pip install 'envsdk[otel]'"
         self._sdk = load("opentelemetry.sdk.trace", what, advice)
         self._export = load("opentelemetry.sdk.trace.export", what, advice)

@@ -20,6 +20,7 @@ import numpy as np
 
 from .._describing import describe_error
 from .._spans import EpisodeSpan, inside, recorded
+from .._visible import brief
 from ..authoring._concurrent import take_error, until_ended
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
@@ -151,7 +152,7 @@ def check_count(name: str, value: object, least: int = 1) -> None:
         ConfigError: If it is not.
     """
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        raise ConfigError(f"{name} is {value!r:.80}; expected an integer of at least {least}")
+        raise ConfigError(f"{name} is {brief(value)}; expected an integer of at least {least}")
 
 
 def check_seconds(name: str, value: object) -> None:
@@ -161,7 +162,7 @@ def check_seconds(name: str, value: object) -> None:
         ConfigError: If it is not.
     """
     if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0):
-        raise ConfigError(f"{name} is {value!r:.80}; expected a number of seconds above 0, or None")
+        raise ConfigError(f"{name} is {brief(value)}; expected a number of seconds above 0, or None")
 
 
 @dataclass(frozen=True, slots=True)

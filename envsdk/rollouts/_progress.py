@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from .._visible import brief
 from ..errors import ConfigError
 from ._reporting import Reporter
 
@@ -27,14 +28,14 @@ def find_progress(progress: Progress) -> Reporter | None:
     """
     if isinstance(progress, (bool, str)):
         if progress not in (True, False, "auto"):
-            raise ConfigError(f"progress is {progress!r:.80}; expected True, False, 'auto', or a rich console")
+            raise ConfigError(f"progress is {brief(progress)}; expected True, False, 'auto', or a rich console")
         if progress is False or (progress == "auto" and not _has_terminal()):
             return None
         return Display() if _has_terminal() else ProgressLines()
     from rich.console import Console
 
     if not isinstance(progress, Console):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"progress is {progress!r:.80}; expected True, False, 'auto', or a rich console")
+        raise ConfigError(f"progress is {brief(progress)}; expected True, False, 'auto', or a rich console")
     return Display(progress)
 
 

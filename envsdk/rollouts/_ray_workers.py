@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._packages import load
+from .._visible import shorten
 from ..errors import ConfigError, WorkerLost
 from ._jobs import EpisodeJob
 from ._player import PlaySettings
@@ -181,4 +182,4 @@ class RayHost:
                     "a Ray worker could not begin. Every node needs what the environment and the policy import; see "
                     f"runtime_env in ray.init(). {error}"
                 ) from error
-            raise WorkerLost(f"a Ray worker ended: {' '.join(str(error).split()):.300}") from error
+            raise WorkerLost(f"a Ray worker ended: {shorten(' '.join(str(error).split()), 300)}") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._registry import find_creator, is_entry_point
+from .._visible import brief
 from ..authoring._env import Env
 from ..authoring._event_loops import run as run_in_loop
 from ..authoring._loop_tasks import is_being_cancelled
@@ -219,10 +220,10 @@ def _env_of(run: StoredRun, trajectory: Trajectory, trust: Collection[Trust]) ->
         )
     name = trajectory.env if "/" in trajectory.env else given[0]
     if ":" in name and "imports" not in trust and not is_entry_point(name):
-        raise _not_trusted("imports", f"the environment {name!r:.80}")
+        raise _not_trusted("imports", f"the environment {brief(name)}")
     processor = trajectory.renderer.get("processor")
     if isinstance(processor, str) and "paths" not in trust:
-        raise _not_trusted("paths", f"the processor {processor!r:.80} of the renderer")
+        raise _not_trusted("paths", f"the processor {brief(processor)} of the renderer")
     try:
         creator: Any = find_class(name) if ":" in name else find_creator(name)
         # The class that a function makes is not known in advance, so all of its options need trust.
@@ -249,7 +250,7 @@ def _env_of(run: StoredRun, trajectory: Trajectory, trust: Collection[Trust]) ->
     for option, kind in withheld.items():
         if own.get(option, ...) != trajectory.config[option]:
             env.close()
-            raise _not_trusted(kind, f"the option {option}={trajectory.config[option]!r:.80}")
+            raise _not_trusted(kind, f"the option {option}={brief(trajectory.config[option])}")
     return env
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._spans import EpisodeSpan, current_span, recorded
+from .._visible import brief
 from ..authoring._concurrent import run_all, take_error
 from ..authoring._driver import MethodCaller, driver_of
 from ..authoring._env import Env
@@ -165,7 +166,7 @@ class EpisodeRunner:
                 break
         if not isinstance(action, Action):
             raise PolicyError(
-                f"the policy returned a {type(action).__name__}, {action!r:.80}; expected an Action: return "
+                f"the policy returned a {type(action).__name__}, {brief(action)}; expected an Action: return "
                 "envsdk.Action(tokens, logprobs), or envsdk.Action(tokens)"
             )
         return action
@@ -243,7 +244,7 @@ def check_is_env(env: object, what: str) -> None:
     elif isinstance(inner, Env):
         given, instead = "a gymnasium wrapper", "the environment inside it, env.unwrapped"
     else:
-        given, instead = f"{env!r:.80}", "an Env, or the id of a registered environment"
+        given, instead = f"{brief(env)}", "an Env, or the id of a registered environment"
     raise ConfigError(f"{what} {given}; expected {instead}")
 
 

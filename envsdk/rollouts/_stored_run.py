@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from .._packages import load
 from .._registry import get_renderer
 from .._untrusted import MAX_RECORD_MIB, MIB, check_values, max_line_bytes, open_file, read_lines
+from .._visible import brief
 from ..errors import EnvsdkError, InvalidRecord, RunFolderError
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
@@ -206,7 +207,9 @@ class StoredRun:
         """The manifest as it was last written; None if it is missing."""
         segments = [*pairwise([0, *(one.episodes for one in description.segments), sys.maxsize])]
         if segment not in (None, -1, *range(1, len(segments) + 1)):
-            raise RunFolderError(f"{str(self.path)!r} has {len(segments)} segments, and no segment {segment!r:.20}")
+            raise RunFolderError(
+                f"{str(self.path)!r} has {len(segments)} segments, and no segment {brief(segment, 20)}"
+            )
         self._lines = (0, sys.maxsize) if segment is None else segments[max(segment - 1, -1)]
         if manifest is None:
             _log.warning("%s has no %s, so its trajectories are not verified", self.path, Manifest.file_name)
@@ -282,8 +285,8 @@ class StoredRun:
                 raise
             except (TypeError, ValueError, LookupError, AttributeError) as error:  # options of wrong types
                 raise RunFolderError(
-                    f"the renderer of {role!r} in {str(self.path)!r} cannot be made of {stored.specification!r:.200}: "
-                    f"{type(error).__name__}: {error}"
+                    f"the renderer of {role!r} in {str(self.path)!r} cannot be made of "
+                    f"{brief(stored.specification, 200)}: {type(error).__name__}: {error}"
                 ) from error
         return made
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from gymnasium.spaces import Text
 
 from .._packages import load
+from .._visible import brief
 from ..authoring._env import Env
 from ..authoring.adapters._pettingzoo import ADVICE
 from ..errors import ConfigError
@@ -94,7 +95,9 @@ def to_pettingzoo(env: Env, agents: Sequence[str], *, max_length: int = 4096) ->
                 self._was_dead_step(action)
                 return
             if not self.action_spaces[agent].contains(action):
-                raise ConfigError(f"the action is {action!r:.80}; expected a string of at most {max_length} characters")
+                raise ConfigError(
+                    f"the action is {brief(action)}; expected a string of at most {max_length} characters"
+                )
             self._cumulative_rewards[agent] = 0.0
             self._clear_rewards()
             info = self._next[-1]

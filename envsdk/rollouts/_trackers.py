@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from .._packages import load
+from .._visible import brief
 from ..errors import ConfigError
 from ._otel import OtelTracker
 from ._reporting import Reporter
@@ -26,13 +27,13 @@ def find_tracker(log_to: LogTo) -> Reporter:
         MissingPackage: If its package is not installed.
     """
     if inspect.iscoroutinefunction(log_to):
-        raise ConfigError(f"log_to is {log_to!r:.80}, an async function; expected a plain one: it runs in a thread")
+        raise ConfigError(f"log_to is {brief(log_to)}, an async function; expected a plain one: it runs in a thread")
     if callable(log_to):
         return FunctionTracker(log_to)
     name, _, where = log_to.partition(":") if isinstance(log_to, str) else ("", "", "")  # pyright: ignore[reportUnnecessaryIsInstance]
     if name not in _TRACKERS:
         raise ConfigError(
-            f"log_to is {log_to!r:.80}; expected 'trackio', 'wandb', 'trackio:PROJECT/RUN', 'wandb:PROJECT/RUN', "
+            f"log_to is {brief(log_to)}; expected 'trackio', 'wandb', 'trackio:PROJECT/RUN', 'wandb:PROJECT/RUN', "
             "'tensorboard', 'tensorboard:FOLDER', 'otel', or a function of the step and the values"
         )
     return _TRACKERS[name](where)

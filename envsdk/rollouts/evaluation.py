@@ -13,7 +13,7 @@ from .._arguments import explain_arguments
 from .._describing import what_is_invalid
 from .._packages import load
 from .._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
-from .._visible import on_one_line
+from .._visible import brief, on_one_line
 from ..authoring._making import find_class
 from ..errors import ConfigError, InvalidRecord, RunFolderError, UnknownName
 from ..policies._find import policy_of
@@ -342,7 +342,7 @@ def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:
                 env, model = str(one["env"]), str(one["model"]).partition(", segment ")[0]
                 labels[_folder_name(env), _folder_name(model)] = env, model
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise RunFolderError(f"{report} is not the report of an evaluation: {error!r:.200}") from error
+            raise RunFolderError(f"{report} is not the report of an evaluation: {brief(error, 200)}") from error
     found = sorted(file.parent for file in folder.glob("*/*/run.json"))
     if not found:
         raise RunFolderError(f"{str(folder)!r} has no run: expected the folder of a run or of an evaluation")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from .._arguments import explain_arguments
+from .._visible import brief
 from ..errors import ConfigError
 from ..trajectories._tally import Tally
 from ..trajectories._trajectory import Trajectory
@@ -246,7 +247,7 @@ def rescored(trajectory: Trajectory, reward: Callable[[Trajectory], float | Mapp
             named = {"": math.nan}
         if not all(map(math.isfinite, named.values())):
             raise ConfigError(
-                f"the reward function returned {returned!r:.80}; expected a number, numbers by name, or None"
+                f"the reward function returned {brief(returned)}; expected a number, numbers by name, or None"
             )
     steps = [replace(step, reward=None, rewards={}) for step in trajectory.steps]
     if named is not None:
@@ -264,8 +265,8 @@ def _check_not_scored(not_scored: Any) -> None:
     is_number = isinstance(not_scored, (int, float)) and not isinstance(not_scored, bool) and math.isfinite(not_scored)
     if not_scored is not None and not is_number:
         raise ConfigError(
-            f"not_scored is {not_scored!r:.80}; expected the reward of an episode that was not scored, such as 0.0, or "
-            "None to leave it out"
+            f"not_scored is {brief(not_scored)}; expected the reward of an episode that was not scored, such as "
+            "0.0, or None to leave it out"
         )
 
 

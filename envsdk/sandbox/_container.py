@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from .._visible import brief
 from ..authoring._tools import Tool, tool
 from ..errors import ConfigError, ContainerError, ContainerLost, ToolError
 from ._commands import CommandLimit
@@ -355,7 +356,7 @@ class Container(abc.ABC):
 
     def _absolute(self, path: str) -> PurePosixPath:
         if re.search("[\0\ud800-\udc7f\udd00-\udfff]", path):
-            raise ConfigError(f"the path {path!r:.80} contains a null character or half of a surrogate pair")
+            raise ConfigError(f"the path {brief(path)} contains a null character or half of a surrogate pair")
         return PurePosixPath(posixpath.normpath(PurePosixPath(self.config.workdir, path)))
 
 
@@ -395,7 +396,7 @@ def checked_environ(environ: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in environ.items():
         if not _VARIABLE.fullmatch(name) or "\0" in value:
             raise ConfigError(
-                f"{name!r:.80} cannot be an environment variable; expected a name of letters, digits and '_', not "
+                f"{brief(name)} cannot be an environment variable; expected a name of letters, digits and '_', not "
                 "ENVSDK_0 and so on, and a value without null characters"
             )
     return environ

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from .._visible import brief
 from ..errors import ConfigError, ContainerError
 from . import _shell
 from ._container import CommandResult, Container, ContainerConfig
@@ -105,5 +106,5 @@ class SandboxContainer(Container):
             raise ContainerError(f"{path} is not in {self.config.workdir}, and the sandbox has no other files")
         name = absolute.relative_to(self.config.workdir)
         if len(os.fsencode(name)) > 2000 or any(len(os.fsencode(part)) > 255 for part in name.parts):
-            raise ConfigError(f"the path {path!r:.80} is too long")
+            raise ConfigError(f"the path {brief(path)} is too long")
         return str(name)

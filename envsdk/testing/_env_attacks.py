@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from .._visible import shorten
 from ..authoring._env import Env
 from ..authoring._tool_env import ToolEnv
 from ..contexts._protocol import Action, FinishReason
@@ -431,15 +432,15 @@ def _call(episodes: Episodes, what: str, calls: list[ToolCall], seed: int) -> No
     if info["metrics"].get("tool_crashes"):
         text = next((message.content for message in context.messages[start:] if message.role == "tool"), "")
         raise CheckFailure(
-            f"{what}it crashes (see the log): {text:.200}. Raise a ToolError for a mistake of the model, or list the "
-            "class of the exception in reported_exceptions",
+            f"{what}it crashes (see the log): {shorten(text, 200)}. Raise a ToolError for a mistake of the model, "
+            "or list the class of the exception in reported_exceptions",
             seed,
         )
     read = context.messages[start].tool_calls
     answers = context.messages[start + 1 :][: len(read)]
     has_ended = env.trajectory is not None and len(answers) < len(read)
     if any(message.role != "tool" for message in answers) or (len(answers) < len(read) and not has_ended):
-        found = [f"{message.role}: {message.content:.80}" for message in answers]
+        found = [f"{message.role}: {shorten(message.content, 80)}" for message in answers]
         raise CheckFailure(
             f"{what}{len(read)} calls are followed by {found or 'nothing'}; expected a tool message for each", seed
         )

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from .._registry import spec_of
+from .._visible import brief
 from ..authoring._env import Env
 from ..authoring._event_loops import run
 from ..contexts._protocol import Action
@@ -315,7 +316,7 @@ def difference(first: Trajectory, second: Trajectory) -> str:
             return f"{_around(one, other)!r} and {_around(other, one)!r}"
     if len(texts[0]) != len(texts[1]):
         more = max(texts, key=len)[min(map(len, texts))]
-        return f"{len(texts[0])} messages and {len(texts[1])}; the first additional one is {more!r:.120}"
+        return f"{len(texts[0])} messages and {len(texts[1])}; the first additional one is {brief(more, 120)}"
     rewards = first.reward, second.reward
     if rewards[0] != rewards[1]:
         return f"the messages are the same, but the rewards are {rewards[0]:g} and {rewards[1]:g}"

@@ -17,6 +17,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from .._registry import is_of_plugin, list_envs
+from .._visible import brief
 from ..authoring._env import Env
 from ..errors import ConfigError, PluginError, UnknownName
 from ._reports import NotPossible
@@ -69,7 +70,7 @@ class Subject:
         is_class = inspect.isclass(make)
         if not (issubclass(make, Env) if is_class else callable(make)):
             raise ConfigError(
-                f"env is {make!r:.80}; expected an environment, its id, its class, or a function that creates one"
+                f"env is {brief(make)}; expected an environment, its id, its class, or a function that creates one"
             )
         module, path = getattr(make, "__module__", "__main__"), getattr(make, "__qualname__", "")
         is_importable = path and "<" not in path and module != "__main__"

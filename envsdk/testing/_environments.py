@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._visible import visible
+from .._visible import brief, visible
 from ..authoring._driver import seeds_of
 from ..authoring._loop_tasks import in_event_loop
 from ..errors import ConfigError, UnknownName
@@ -131,7 +131,9 @@ def check_env(
     """
     chosen_seeds = seeds_of(seeds)
     if not (isinstance(chosen_seeds, range) and chosen_seeds.step == 1 and chosen_seeds and chosen_seeds[0] >= 0):
-        raise ConfigError(f"seeds is {seeds!r:.80}; expected their number, such as 16, or a range, such as range(5, 8)")
+        raise ConfigError(
+            f"seeds is {brief(seeds)}; expected their number, such as 16, or a range, such as range(5, 8)"
+        )
     if only is not None and only not in CHECKS:
         raise UnknownName.of("check", only, CHECKS)
     subject = replace(Subject.of(env), command_line=command_line)

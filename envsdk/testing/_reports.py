@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Literal, Self, TypeAlias, TypeVar
 
-from .._visible import visible
+from .._visible import shorten, visible
 
 Verdict: TypeAlias = Literal["PASS", "FAIL", "NOT POSSIBLE"]
 
@@ -100,4 +100,5 @@ def described(error: BaseException) -> str:
     where = [f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"] if frames else []
     notes = [str(note).removesuffix(".") for note in getattr(error, "__notes__", ())]
     details = "; ".join([*where, *notes])
-    return f"{type(error).__name__}: {str(error) or 'without a message':.300}" + (f" ({details})" if details else "")
+    what = f"{type(error).__name__}: {shorten(str(error) or 'without a message', 300)}"
+    return f"{what} ({details})" if details else what

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._arguments import explain_arguments
+from .._visible import shorten
 from ..errors import RenderError
 from ..messages import Message
 from ..rendering._parity import CONVERSATIONS, Conversation, has_generation_blocks, own_template, render_spans
@@ -76,10 +77,11 @@ def differences(renderer: Renderer, conversation: Conversation, template: str, a
                 why = "which follows the end of a turn and is never sampled"
             elif stop < len(sampled) and sampled[stop]:
                 why = "which the generation prompt contains, so it is never sampled"
-            found[f"the template also marks {shown:.80}, {why}"] = None
+            found[f"the template also marks {shorten(shown, 80)}, {why}"] = None
         elif is_sampled and not is_marked:
             is_stop = int(tokens[stop - 1]) in renderer.stop_token_ids and stop - start == 1
-            found[f"the template leaves out {shown:.80}, {_STOP if is_stop else 'which a model samples'}"] = None
+            why = _STOP if is_stop else "which a model samples"
+            found[f"the template leaves out {shorten(shown, 80)}, {why}"] = None
     return list(found)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from .._visible import brief
 from ..diagnostics._inputs import valid_samples
 from ..errors import ConfigError, InvalidSample, PolicyError
 from ..policies._sampling import is_neutral, why_refused
@@ -92,7 +93,7 @@ def check_sampling(sampling: Mapping[str, Any], temperature: float | None) -> No
         if not is_harmless and not (name == "temperature" and value == temperature):
             off = '{"grammar": None}' if name == "grammar" else "{}"
             raise ConfigError(
-                f"the environment requests {name}={value!r:.80} with Turn(sampling=), but the trainer computes "
+                f"the environment requests {name}={brief(value)} with Turn(sampling=), but the trainer computes "
                 f"log-probabilities at temperature {temperature} without it, so every importance ratio would be wrong: "
                 "remove the option from the environment, or set it in the trainer; if an agent program requests it, "
                 f"set `sampling = {off}` in its ProgramEnv"

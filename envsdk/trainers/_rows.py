@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .._visible import brief
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import ConfigError, InvalidSample
 from ..trajectories._samples import Sample
@@ -90,7 +91,7 @@ def check_max_length(max_length: Any) -> None:
     """
     is_integer = isinstance(max_length, (int, np.integer)) and not isinstance(max_length, bool)
     if max_length is not None and not (is_integer and max_length > 0):
-        raise ConfigError(f"max_length is {max_length!r:.80}; expected None or a number of tokens, at least 1")
+        raise ConfigError(f"max_length is {brief(max_length)}; expected None or a number of tokens, at least 1")
 
 
 def check_lengths(samples: Iterable[Sample], max_length: int | None, first: int = 0) -> None:
@@ -146,7 +147,7 @@ def routed_experts(sample: Sample, dtype: Any = np.int32) -> "NDArray[Any]":
     experts = sample.extra.get("routed_experts")
     if not isinstance(experts, Aligned) or experts.over != "all" or experts.values.ndim != 3:
         raise InvalidSample(
-            f"a sample of trajectory {sample.trajectory_id!r} has extra['routed_experts'] {experts!r:.80}; expected "
+            f"a sample of trajectory {sample.trajectory_id!r} has extra['routed_experts'] {brief(experts)}; expected "
             "Aligned(..., over='all') with rows of shape (layers, top_k), such as VLLM gives if the server was started "
             "with --enable-return-routed-experts"
         )
@@ -176,8 +177,8 @@ def sampling_mask(sample: Sample) -> Ragged:
     mask = sample.extra.get("sampling_mask")
     if not isinstance(mask, Ragged) or mask.values.dtype.kind not in "iu":
         raise InvalidSample(
-            f"a sample of trajectory {sample.trajectory_id!r} has extra['sampling_mask'] {mask!r:.80}; expected Ragged "
-            "with a list of token ids for each sampled token, such as VLLM gives if the server was started with "
+            f"a sample of trajectory {sample.trajectory_id!r} has extra['sampling_mask'] {brief(mask)}; expected "
+            "Ragged with a list of token ids for each sampled token, such as VLLM gives if the server was started with "
             "--return-sampling-mask"
         )
     owners = np.repeat(np.arange(len(mask)), mask.lengths)

@@ -25,6 +25,7 @@ import numpy as np
 
 from .._arguments import explain_arguments
 from .._describing import around_difference
+from .._visible import brief
 from ..authoring._env import Env
 from ..contexts._context import Context
 from ..contexts._protocol import Action, FinishReason
@@ -198,7 +199,7 @@ class _Rollout:
         try:
             number = operator.index(seed)
         except TypeError as error:
-            raise ConfigError(f"the column 'seed' has {seed!r:.80}; expected an integer") from error
+            raise ConfigError(f"the column 'seed' has {brief(seed)}; expected an integer") from error
         return EpisodeJob(0, name, uuid4().hex, f"{name}/{number}", number, self._chosen)
 
     def for_episode(self, env: Env, seed: int | None) -> Self:

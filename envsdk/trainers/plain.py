@@ -8,6 +8,7 @@ import numpy as np
 
 from .._arguments import explain_arguments
 from .._packages import load
+from .._visible import brief
 from ..contexts._side_data import PerToken, Ragged, per_token
 from ..diagnostics import ImportanceWeights
 from ..errors import ConfigError, InvalidSample
@@ -121,7 +122,7 @@ def collate(
     if pad_to == "max_length" and (max_length is None or layout == "packed"):
         raise ConfigError("pad_to is 'max_length'; expected a max_length, and the layout 'padded'")
     if isinstance(pad_token_id, bool) or not isinstance(pad_token_id, Integral) or not 0 <= pad_token_id < 2**31:
-        raise ConfigError(f"pad_token_id is {pad_token_id!r:.80}; expected a token id, from 0 to 2**31 - 1")
+        raise ConfigError(f"pad_token_id is {brief(pad_token_id)}; expected a token id, from 0 to 2**31 - 1")
     valid = _check(samples)
     if layout == "packed" and len(valid) > 1 and model is not None and not handles_boundaries:
         check_packed(model)
@@ -212,11 +213,11 @@ def _observed(samples: Sequence[Sample], weights: Mapping[str, float]) -> "list[
     for label, weight in weights.items():
         if label.partition(":")[0] not in _OBSERVED or (":" in label and not label.startswith("tool:")):
             raise ConfigError(
-                f"observation_weight has the label {label!r:.80}; expected one of {_OBSERVED}, or tool:NAME"
+                f"observation_weight has the label {brief(label)}; expected one of {_OBSERVED}, or tool:NAME"
             )
         if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= weight <= LARGEST:
             raise ConfigError(
-                f"observation_weight[{label!r}] is {weight!r:.80}; expected a finite number of at least 0"
+                f"observation_weight[{label!r}] is {brief(weight)}; expected a finite number of at least 0"
             )
     return [observation_weights(sample, weights) for sample in samples]
 
@@ -242,7 +243,7 @@ def _extra(key: str, samples: Sequence[Sample], places: BatchLayout) -> "NDArray
     for index, sample in enumerate(samples):
         own = per_token(sample.extra.get(key))
         if own is None or (data and not data[0].is_like(own)):
-            given = f"{sample.extra[key]!r:.80}" if key in sample.extra else "missing"
+            given = f"{brief(sample.extra[key])}" if key in sample.extra else "missing"
             raise InvalidSample(
                 f"sample {index}, of trajectory {sample.trajectory_id!r}: extra[{key!r}] is {given}; expected a row "
                 "for each token, of one kind, type and shape in all samples"

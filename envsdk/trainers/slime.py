@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 import numpy as np
 
 from .._arguments import explain_arguments
+from .._visible import brief
 from ..credit._baselines import mean, normalized
 from ..credit._values import finite_array
 from ..errors import ConfigError, InvalidSample
@@ -101,7 +102,7 @@ def to_slime_samples(
     for name, number in (("first_rollout_id", first_rollout_id), ("first_group_index", first_group_index)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"{name} is {number!r:.80}; expected an integer of at least 0, such as slime's own sample has"
+                f"{name} is {brief(number)}; expected an integer of at least 0, such as slime's own sample has"
             )
     no_images = NEEDS_VISION if vision is None else None
     valid = check_samples(samples, scored=True, temperature=temperature, no_images=no_images)
@@ -183,7 +184,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
         for name, number in (("group_index", group), ("rollout_id", rollout)):
             if not isinstance(number, int) or isinstance(number, bool):
                 raise InvalidSample(
-                    f"sample {index} has the {name} {number!r:.80}; expected an integer, which slime sets"
+                    f"sample {index} has the {name} {brief(number)}; expected an integer, which slime sets"
                 )
         if group_of.setdefault(rollout, group) != group:
             raise InvalidSample(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._arguments import explain_arguments
+from .._visible import brief
 from ..authoring._env import Env
 from ..authoring._making import make
 from ..contexts._protocol import Action
@@ -355,7 +356,7 @@ class CookbookEnvGroupBuilder(_GroupBase):
         rewards = [0.0] * len(episodes) if self.group_rewards is None else list(self.group_rewards(episodes))
         if len(rewards) != len(episodes) or not all(map(math.isfinite, rewards)):
             raise EpisodeError(
-                f"group_rewards returned {rewards!r:.80} for {len(episodes)} episodes; expected a finite number for "
+                f"group_rewards returned {brief(rewards)} for {len(episodes)} episodes; expected a finite number for "
                 "each episode"
             )
         metrics = [{"contexts": float(len(t.contexts)), "breaks": float(len(t.breaks))} for t in episodes]

@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, cast
 import numpy as np
 
 from .._arguments import explain_arguments
+from .._visible import brief
 from ..authoring._driver import seeds_of
 from ..authoring._env import Env
 from ..errors import ConfigError, EpisodeError
@@ -106,7 +107,7 @@ def read_prompt(prompt: Any) -> tuple[str, int]:
             return env_id, seed
         case _:
             raise ConfigError(
-                f"the prompt {prompt!r:.80} does not name an episode; expected a string such as "
+                f"the prompt {brief(prompt)} does not name an episode; expected a string such as "
                 f"{prompt_of('envsdk/GuessNumber-v1', 0)!r}: make the dataset with dataset(env_id, seeds)"
             )
 

@@ -25,6 +25,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from .._arguments import explain_arguments
+from .._visible import brief
 from ..authoring._concurrent import run_all
 from ..authoring._env import Env
 from ..authoring._event_loops import LoopThread
@@ -140,7 +141,7 @@ class RolloutWorker:
         if not self._episodes:
             raise ConfigError("the dataset has no rows; expected at least one: dataset(env_id, seeds)")
         if not callable(policy):
-            raise ConfigError(f"policy is {policy!r:.80}; expected a function: see envsdk.policies.Policy")
+            raise ConfigError(f"policy is {brief(policy)}; expected a function: see envsdk.policies.Policy")
         if baseline in ("mean", "leave_one_out", "normalized") and group_size < 2:
             raise ConfigError(
                 f"group_size is 1, but the baseline {baseline!r} compares an episode with the others of its group: "

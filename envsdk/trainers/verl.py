@@ -13,6 +13,7 @@ import numpy as np
 
 from .._arguments import explain_arguments
 from .._registry import get_renderer
+from .._visible import brief
 from ..authoring._env import Env
 from ..contexts._protocol import Action
 from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyUnavailable
@@ -321,7 +322,7 @@ def _job_of(row: Mapping[str, Any], env: str) -> EpisodeJob:
     found = {name: extra_info[name] for name in ("task", "seed", "index") if extra_info.get(name) is not None}
     if not found:
         raise ConfigError(
-            f"the extra_info of a row is {extra_info!r:.80}, which does not specify the task; expected a 'task', a "
+            f"the extra_info of a row is {brief(extra_info)}, which does not specify the task; expected a 'task', a "
             "'seed' or an 'index'"
         )
     name = uuid4().hex
@@ -329,7 +330,7 @@ def _job_of(row: Mapping[str, Any], env: str) -> EpisodeJob:
     try:
         number = None if seed is None else operator.index(seed)
     except TypeError as error:
-        raise ConfigError(f"the seed in a row's extra_info is {seed!r:.80}; expected an integer") from error
+        raise ConfigError(f"the seed in a row's extra_info is {brief(seed)}; expected an integer") from error
     task = {"task": found["task"]} if "task" in found else {}
     return EpisodeJob(0, env, name, row.get("uid") or name, number, task)
 

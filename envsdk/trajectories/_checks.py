@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from .._visible import brief
 from ..contexts._protocol import Break, RewriteReason
 from ..contexts._side_data import Aligned, per_token
 from ..errors import InvalidRecord
@@ -24,12 +25,12 @@ def check_break(break_: Any) -> None:
         InvalidRecord: If it is not.
     """
     if not isinstance(break_, Break):
-        raise InvalidRecord(f"is a {type(break_).__name__}: {break_!r:.80}; expected a Break")
+        raise InvalidRecord(f"is a {type(break_).__name__}: {brief(break_)}; expected a Break")
     counts: tuple[Any, ...] = (break_.kept, break_.dropped)
     texts: tuple[Any, ...] = (break_.context, break_.base, break_.detail)
     wrong = [count for count in counts if type(count) is not int or count < 0]
     if wrong or [text for text in texts if not isinstance(text, str)]:
-        raise InvalidRecord(f"is {break_!r:.200}; expected counts of tokens, and names of contexts")
+        raise InvalidRecord(f"is {brief(break_, 200)}; expected counts of tokens, and names of contexts")
     if break_.reason not in _REASONS.get(break_.kind, ()) or (break_.kind == "rewrite") != (break_.dropped > 0):
         raise InvalidRecord(
             f"is a {break_.kind!r} for the reason {break_.reason!r} that drops {break_.dropped} tokens; expected a "

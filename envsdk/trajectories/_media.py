@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from .._visible import brief
 from ..errors import InvalidRecord
 from ..images import Image
 from .records import storing, whole_file
@@ -27,15 +28,15 @@ def read_embedded(value: Any) -> dict[str, bytes]:
         InvalidRecord: If it is damaged; the message names the hash.
     """
     if not isinstance(value, dict):
-        raise InvalidRecord(f"images is {value!r:.80}; expected bytes in base64 by their hashes")
+        raise InvalidRecord(f"images is {brief(value)}; expected bytes in base64 by their hashes")
     found: dict[str, bytes] = {}
     for sha256, text in cast("Mapping[str, Any]", value).items():
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError, TypeError) as error:
-            raise InvalidRecord(f"the image {sha256!r:.80} is not base64: {error}") from error
+            raise InvalidRecord(f"the image {brief(sha256)} is not base64: {error}") from error
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise InvalidRecord(f"the image {sha256!r:.80} has bytes that differ from its hash")
+            raise InvalidRecord(f"the image {brief(sha256)} has bytes that differ from its hash")
         found[sha256] = data
     return found
 

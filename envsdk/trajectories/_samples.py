@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import numpy as np
 
 from .._cards import card, mask_bar, named
+from .._visible import brief
 from ..contexts._protocol import Break, Count
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample
@@ -215,7 +216,7 @@ class Sample(StoredRecord):
         for name, (kind, expected) in _SCALARS.items():
             value: Any = getattr(self, name)
             if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-                raise InvalidSample(f"{name} is {value!r:.80}; expected {expected}")
+                raise InvalidSample(f"{name} is {brief(value)}; expected {expected}")
         advantage: Any = self.advantage
         numbers: dict[str, Any] = {"reward": self.reward, "loss_weight": self.loss_weight}
         if isinstance(advantage, (float, Real)):
@@ -223,7 +224,7 @@ class Sample(StoredRecord):
         for name, value in numbers.items():
             # An integer may be beyond all floats, so it is compared as it is.
             if isinstance(value, bool) or not isinstance(value, Real) or not abs(cast("Any", value)) <= LARGEST:
-                raise InvalidSample(f"{name} is {value!r:.80}; expected a finite number of float32")
+                raise InvalidSample(f"{name} is {brief(value)}; expected a finite number of float32")
         if not 0 <= self.segment_index < self.n_segments:
             raise InvalidSample(
                 f"segment_index is {self.segment_index} of n_segments {self.n_segments}; expected one of 0 to "
@@ -237,13 +238,13 @@ class Sample(StoredRecord):
         for name, (kind, expected) in _METADATA.items():
             value = self.metadata.get(name)
             if value is not None and (not isinstance(value, kind) or (kind is Integral and isinstance(value, bool))):
-                raise InvalidSample(f"metadata[{name!r}] is {value!r:.80}; expected {expected}")
+                raise InvalidSample(f"metadata[{name!r}] is {brief(value)}; expected {expected}")
         steps: Any = self.metadata.get("steps")
         if steps is not None and any(type(step) is not int or step < 0 for step in steps):
-            raise InvalidSample(f"metadata['steps'] is {steps!r:.80}; expected indices of steps")
+            raise InvalidSample(f"metadata['steps'] is {brief(steps)}; expected indices of steps")
         size = int(self.metadata.get("vocab_size") or 0)
         if not 0 <= size <= _ANY_ID:
-            raise InvalidSample(f"metadata['vocab_size'] is {size!r:.80}; expected 0 to 2**31 - 1")
+            raise InvalidSample(f"metadata['vocab_size'] is {brief(size)}; expected 0 to 2**31 - 1")
 
     def _check_arrays(self) -> None:
         """Check the types and shapes of arrays, and what has a value for each token: side data, streams and images."""
@@ -273,7 +274,7 @@ class Sample(StoredRecord):
                 raise InvalidSample(f"roles is not valid: {error}") from error
         for name, given in cast("dict[Any, Any]", self.stream_weights).items():
             if not isinstance(name, str) or type(given) is not np.ndarray or given.dtype != np.float32:
-                raise InvalidSample(f"stream_weights[{name!r:.80}] is {given!r:.80}; expected an array of float32")
+                raise InvalidSample(f"stream_weights[{brief(name)}] is {brief(given)}; expected an array of float32")
             if given.shape != self.tokens.shape or not np.isfinite(given).all() or given[0] != 0:
                 raise InvalidSample(
                     f"stream_weights[{name!r}] has shape {given.shape}; expected {self.tokens.shape}, with finite "
@@ -283,8 +284,8 @@ class Sample(StoredRecord):
         for index, placed in enumerate(self.media):
             if not isinstance(placed, PlacedImage) or not end <= placed.start < placed.stop <= len(self):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidSample(
-                    f"media[{index}] is {placed!r:.120}; expected a PlacedImage whose tokens are among the {len(self)} "
-                    "of the sample, after those of the image before it"
+                    f"media[{index}] is {brief(placed, 120)}; expected a PlacedImage whose tokens are among the "
+                    f"{len(self)} of the sample, after those of the image before it"
                 )
             if self.mask[placed.start : placed.stop].any():
                 raise InvalidSample(f"media[{index}] has a placeholder that is trained, which no policy samples")
@@ -292,7 +293,7 @@ class Sample(StoredRecord):
 
     def _check_extra(self, name: Any, value: Any) -> None:
         if not isinstance(name, str):
-            raise InvalidSample(f"extra has the key {name!r:.80}; expected strings")
+            raise InvalidSample(f"extra has the key {brief(name)}; expected strings")
         if isinstance(value, np.ndarray):
             array = cast("NDArray[Any]", value)
             if isinstance(array, np.ma.MaskedArray) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
@@ -307,7 +308,7 @@ class Sample(StoredRecord):
             if len(value) != len(self):
                 raise InvalidSample(f"extra[{name!r}] has {len(value)} rows, but there are {len(self)} tokens")
         elif not isinstance(value, list):
-            raise InvalidSample(f"extra[{name!r}] is {value!r:.80}; expected an array, or a list of the parts' values")
+            raise InvalidSample(f"extra[{name!r}] is {brief(value)}; expected an array, or a list of the parts' values")
         elif len(cast("list[Any]", value)) != len(self.temperature):
             count = len(cast("list[Any]", value))
             raise InvalidSample(f"extra[{name!r}] has {count} values, but there are {len(self.temperature)} parts")

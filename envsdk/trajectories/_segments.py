@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
+from .._visible import brief
 from ..contexts._protocol import Break
 from ..contexts._side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import ConfigError, InvalidSample, UnknownName
@@ -85,7 +86,7 @@ class TrainedSegment:
                 shape = f" with rows of shape {data.values.shape[1:]}" if isinstance(data, Aligned) else ""
                 kind = "an array" if isinstance(data, Aligned) else "lists"
                 raise InvalidSample(
-                    f"extra[{key!r}] is {kind} of {data.values.dtype}{shape} for one action, and {value!r:.80} for "
+                    f"extra[{key!r}] is {kind} of {data.values.dtype}{shape} for one action, and {brief(value)} for "
                     "another: a policy gives it for all actions of an episode alike, or for none"
                 )
             if count:
@@ -225,7 +226,7 @@ def trained_steps(
         UnknownName: If no rule has that name.
     """
     if not isinstance(loss, str) and not callable(loss):  # pyright: ignore[reportUnnecessaryComparison]
-        raise ConfigError(f"loss is {loss!r:.80}; expected {_LOSSES} or a function of a Step")
+        raise ConfigError(f"loss is {brief(loss)}; expected {_LOSSES} or a function of a Step")
     if isinstance(loss, str) and loss not in _LOSSES:
         raise UnknownName.of("loss rule", loss, _LOSSES, "A function of a Step is accepted, too.")
     last = {step.context: id(step) for step in steps}

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetPydanticSch
 from pydantic_core import CoreSchema, core_schema
 
 from .._describing import what_is_invalid
+from .._visible import brief
 from ..contexts._protocol import Break
 from ..contexts._side_data import Aligned, Ragged
 from ..images import Image, PlacedImage
@@ -109,7 +110,7 @@ def read_array(values: Any, dtype: "type[np.generic] | np.dtype[Any]", *, missin
     allowed = _KINDS[dtype.kind] | _NONE if missing and dtype.kind == "f" else _KINDS[dtype.kind]
     if not set(map(type, values)) <= allowed:
         at = next(index for index, value in enumerate(values) if type(value) not in allowed)
-        raise ValueError(f"at {at} it holds {values[at]!r:.80}; expected values of {dtype}")
+        raise ValueError(f"at {at} it holds {brief(values[at])}; expected values of {dtype}")
     try:
         with np.errstate(over="ignore"):
             array = np.array(values, dtype=dtype)
@@ -117,7 +118,7 @@ def read_array(values: Any, dtype: "type[np.generic] | np.dtype[Any]", *, missin
         raise ValueError(f"it has a value that does not fit {dtype}: {error}") from error
     if dtype.kind == "f" and np.isinf(array).any():
         at = int(np.argmax(np.isinf(array)))
-        raise ValueError(f"at {at} it holds {values[at]!r:.80}; expected a number that is finite in {dtype}")
+        raise ValueError(f"at {at} it holds {brief(values[at])}; expected a number that is finite in {dtype}")
     return array
 
 
@@ -151,7 +152,7 @@ def _text(value: Any) -> Any:
     except ValidationError as error:
         raise ValueError(what_is_invalid(error)) from error
     if written != value:
-        raise ValueError(f"expected a string, or a message as it is stored, got {value!r:.200}")
+        raise ValueError(f"expected a string, or a message as it is stored, got {brief(value, 200)}")
     return value
 
 
@@ -174,7 +175,7 @@ def _media(values: Any) -> list[PlacedImage]:
         reference: Any = fields.get("image")
         is_range = type(start) is int and type(stop) is int and 0 <= start < stop
         if fields.keys() != {"image", "start", "stop"} or type(reference) is not dict or not is_range:
-            raise ValueError(f"expected an image with its start and its stop, got {value!r:.200}")
+            raise ValueError(f"expected an image with its start and its stop, got {brief(value, 200)}")
         found.append(PlacedImage(Image.from_reference(cast("dict[str, Any]", reference)), start, stop))
     if any(one.stop > other.start for one, other in pairwise(found)):
         raise ValueError("the tokens of two images overlap, or are not in order")
@@ -236,12 +237,12 @@ def unpack(packed: Any) -> dict[str, Any]:
     _check_json(given["values"])
     for kind, content in given.items():
         if type(content) is not dict:
-            raise ValueError(f"its {kind} are {content!r:.80}; expected an object")
+            raise ValueError(f"its {kind} are {brief(content)}; expected an object")
     read: dict[str, Any] = dict(given["values"])
     for kind in ("arrays", "aligned", "ragged"):
         for key, content in given.get(kind, {}).items():
             if key in read:
-                raise ValueError(f"{key!r:.80} occurs twice")
+                raise ValueError(f"{brief(key)} occurs twice")
             if kind == "arrays":
                 read[key] = _unpacked(key, content)
                 continue
@@ -254,14 +255,14 @@ def unpack(packed: Any) -> dict[str, Any]:
             try:
                 rows.check()
             except ValueError as error:
-                raise ValueError(f"of {key!r:.80}, {error}") from error
+                raise ValueError(f"of {brief(key)}, {error}") from error
             read[key] = rows
     return read
 
 
 def _has_keys(value: Any, names: tuple[str, ...]) -> None:
     if type(value) is not dict or cast("dict[str, Any]", value).keys() != set(names):
-        raise ValueError(f"it is {value!r:.80}; expected an object with {', '.join(names) or 'nothing in it'}")
+        raise ValueError(f"it is {brief(value)}; expected an object with {', '.join(names) or 'nothing in it'}")
 
 
 def _packed(array: "NDArray[Any]") -> dict[str, Any]:
@@ -278,12 +279,12 @@ def _unpacked(key: str, packed: Any) -> "NDArray[Any]":
         _has_keys(packed, ("dtype", "shape", "values"))
         name, shape, values = packed["dtype"], packed["shape"], packed["values"]
         if not isinstance(name, str) or name not in _DTYPES:
-            raise ValueError(f"its dtype is {name!r:.80}; expected one of {', '.join(sorted(_DTYPES))}")
+            raise ValueError(f"its dtype is {brief(name)}; expected one of {', '.join(sorted(_DTYPES))}")
         if type(values) is not list or type(shape) is not list:
             raise ValueError("its shape and its values are not lists")
         are_sizes = all(type(size) is int and 0 <= size < 2**31 for size in cast("list[Any]", shape))
         if not are_sizes or not 1 <= len(cast("list[Any]", shape)) <= 32:
-            raise ValueError(f"its shape is {shape!r:.80}; expected 1 to 32 sizes")
+            raise ValueError(f"its shape is {brief(shape)}; expected 1 to 32 sizes")
         if math.prod(cast("list[int]", shape)) != len(cast("list[Any]", values)):
             raise ValueError(f"its shape is {shape}, but it has {len(cast('list[Any]', values))} values")
         numbers = cast("list[Any]", values)
@@ -295,7 +296,7 @@ def _unpacked(key: str, packed: Any) -> "NDArray[Any]":
         array[list(named)] = list(named.values())
         return array.reshape(cast("list[int]", shape))
     except ValueError as error:
-        raise ValueError(f"of the array {key!r:.80}, {error}") from error
+        raise ValueError(f"of the array {brief(key)}, {error}") from error
 
 
 Packed = PlainValidator(unpack)

@@ -12,6 +12,7 @@ import numpy as np
 
 from .._cards import card, named, shortened
 from .._registry import find_renderer
+from .._visible import brief
 from ..contexts._history import HistoryPolicy, get_history
 from ..contexts._protocol import Break, Count
 from ..errors import CannotReplay, ConfigError, InvalidRecord, InvalidSample, PluginError, RenderError, UndeclaredBreak
@@ -278,14 +279,14 @@ class Trajectory(StoredRecord):
         given: dict[Any, Any] = dict(renderer) if isinstance(renderer, Mapping) else {None: renderer}
         if not given or not all(isinstance(one, Renderer) for one in given.values()):
             raise ConfigError(
-                f"renderer is {renderer!r:.80}; expected the episode's renderer, env.renderer, or renderers by role"
+                f"renderer is {brief(renderer)}; expected the episode's renderer, env.renderer, or renderers by role"
             )
 
         def renderer_of(log: ContextLog) -> Renderer:
             found: Renderer = given.get(log.role, next(iter(given.values())))
             if found.tokenizer.fingerprint != (log.tokenizer or self.tokenizer or found.tokenizer.fingerprint):
                 raise CannotReplay(
-                    f"{self.id!r} has another tokenizer than the renderer {found!r:.80}: give the renderer of the "
+                    f"{self.id!r} has another tokenizer than the renderer {brief(found)}: give the renderer of the "
                     "episode, env.renderer, or StoredRun.renderers of its run folder"
                 )
             return found
@@ -479,7 +480,7 @@ class Trajectory(StoredRecord):
             raise InvalidRecord(f"status is {status!r}, but stop_reason is {reason!r}")
         problem = trajectory.error if trajectory.error_kind is None else trajectory.error_kind
         if problem is not None and status != "error":
-            raise InvalidRecord(f"status is {status!r}, but there is an error: {problem!r:.80}")
+            raise InvalidRecord(f"status is {status!r}, but there is an error: {brief(problem)}")
         for origin in trajectory.origins:
             if unknown := origin.tokens.keys() - trajectory.contexts.keys():
                 raise InvalidRecord(f"origins have the context {min(unknown)!r}, which is not in the record")
@@ -490,7 +491,7 @@ class Trajectory(StoredRecord):
             check_break(break_)
         if trajectory.final_turn:
             if trajectory.final_turn["context"] not in trajectory.contexts:
-                raise InvalidRecord(f"final_turn is in {trajectory.final_turn['context']!r:.80}: not in the record")
+                raise InvalidRecord(f"final_turn is in {brief(trajectory.final_turn['context'])}: not in the record")
             if status != "truncated":
                 raise InvalidRecord(f"status is {status!r}, but there is a final_turn, which no reply answered")
         for name, log in trajectory.contexts.items():

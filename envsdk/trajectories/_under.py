@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .._visible import brief
 from ..contexts._context import Context, Delta
 from ..contexts._edits import Edit
 from ..contexts._history import POLICIES, SUMMARY, HistoryPolicy, SummaryRequest, get_history, is_summary_of
@@ -358,7 +359,7 @@ class Replay:
                 written.close()
             raise CannotReplay("the summarizer is async, and the replay is not: give the policy a plain function")
         if not (written is None or isinstance(written, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise CannotReplay(f"a summarizer returns a string, or None for no summary, got {written!r:.80}")
+            raise CannotReplay(f"a summarizer returns a string, or None for no summary, got {brief(written)}")
         return None if written is None or replayed.context.rejects(written) else written
 
     def _accepted(self, context: Context, written: _Replayed) -> str | None:

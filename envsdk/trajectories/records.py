@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from .._arguments import explain_arguments
 from .._describing import what_is_invalid
 from .._untrusted import open_file, parse_json, read_lines
+from .._visible import brief
 from ..errors import ConfigError, InvalidRecord, StorageError
 from ._stored import StoredRecord
 
@@ -75,7 +76,7 @@ def load(line: bytes | str, kind: str) -> dict[str, Any]:
     check_version(fields.pop("schema", None))
     found = fields.pop("kind", None)
     if found != kind:
-        raise InvalidRecord(f"the record is a {found!r:.80}, not a {kind!r}")
+        raise InvalidRecord(f"the record is a {brief(found)}, not a {kind!r}")
     return fields
 
 
@@ -83,7 +84,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice!r:.80} occurs twice")
+        raise ValueError(f"the key {brief(twice)} occurs twice")
     return fields
 
 
@@ -209,7 +210,7 @@ def read_jsonl(path: Path | str, kind: type[R]) -> Iterator[R]:
         ConfigError: If it is another kind.
     """
     if not hasattr(kind, "from_json"):
-        raise ConfigError(f"the kind of the records is {kind!r:.80}; expected Trajectory or Sample")
+        raise ConfigError(f"the kind of the records is {brief(kind)}; expected Trajectory or Sample")
     number = 0
     with open_file(path) as file:
         try:

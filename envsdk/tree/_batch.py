@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 
 from .._cards import card, mask_bar, shortened
+from .._visible import brief
 from ..contexts._side_data import Aligned, PerToken, placed
 from ..errors import InvalidSample, TreeTooLarge, UnknownName
 from ..images import PlacedImage
@@ -378,7 +379,7 @@ def tree_batch(
     if isinstance(sources[0], Sample):
         if loss != "all":
             raise InvalidSample(
-                f"loss={loss!r:.80} was given with samples; it selects steps of trajectories, and samples have their "
+                f"loss={brief(loss)} was given with samples; it selects steps of trajectories, and samples have their "
                 "masks already: leave it out, or pass trajectories"
             )
         for sample in cast("list[Sample]", sources):

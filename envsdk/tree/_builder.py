@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._visible import brief
 from ..contexts._side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import InvalidSample
 from ..images import Image, PlacedImage
@@ -175,8 +176,8 @@ class TreeBuilder:
             )
         if earlier and not earlier[0][1].is_like(data):
             raise InvalidSample(
-                f"extra[{key!r}] is {earlier[0][1]!r:.80} for some samples, and {data!r:.80} for others; expected rows "
-                "of one kind, type and shape"
+                f"extra[{key!r}] is {brief(earlier[0][1])} for some samples, and {brief(data)} for others; "
+                "expected rows of one kind, type and shape"
             )
         is_over_all = isinstance(data, Aligned) and data.over == "all"
         known = np.flatnonzero(data.known if is_over_all else data.known & sample.mask)

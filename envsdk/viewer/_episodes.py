@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from .._visible import brief
 from ..contexts._history import is_summary_of
 from ..errors import ImageError, UnknownName
 from ..messages import ImagePart, Message
@@ -282,7 +283,7 @@ def image_file(trajectory: Trajectory, sha256: str) -> ImageFile:
     image = next((own for own in trajectory.images if own.sha256 == sha256), None)
     if image is None:
         raise UnknownName(
-            f"{trajectory.id!r:.80} has no image {sha256!r:.80}; expected the SHA-256 of one of its images"
+            f"{brief(trajectory.id)} has no image {brief(sha256)}; expected the SHA-256 of one of its images"
         )
     data = image.data
     if not data.startswith(_SIGNATURES[image.media_type]):

@@ -15,6 +15,7 @@ from typing import Any, cast
 import orjson
 
 from .._untrusted import check_values
+from .._visible import shorten
 from ..errors import InvalidRecord
 from ..trajectories._scoring import why_not_scored
 from ..trajectories._tally import sum_by_name
@@ -186,5 +187,4 @@ def _task(task: Any, contexts: Mapping[str, Any]) -> str:
     else:
         messages: list[Any] = next(iter(contexts.values()))["messages"] if contexts else []
         text = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
-    text = " ".join(text[: 2 * _MAX_TASK_CHARS].split())
-    return text if len(text) <= _MAX_TASK_CHARS else text[: _MAX_TASK_CHARS - 1] + "…"
+    return shorten(" ".join(text[: 2 * _MAX_TASK_CHARS].split()), _MAX_TASK_CHARS)

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
+from .._visible import brief
 from ..errors import ConfigError, EnvsdkError, ImageError, InvalidFilter, InvalidRecord, UnknownName
 from ._episodes import ImageFile
 from ._page import PAGE
@@ -155,7 +156,7 @@ def _answer(resources: Resources, path: str, query: Mapping[str, list[str]]) -> 
         if not given and default is not None:
             return default
         if _INTEGER.fullmatch(given) is None:
-            raise UnknownName(f"{name} is {given!r:.80}; expected an integer from 0, such as {name}=1")
+            raise UnknownName(f"{name} is {brief(given)}; expected an integer from 0, such as {name}=1")
         return int(given)
 
     match path:
@@ -177,6 +178,6 @@ def _answer(resources: Resources, path: str, query: Mapping[str, list[str]]) -> 
             return resources.image(number("run"), number("line"), query.get("sha256", [""])[-1])
         case _:
             raise UnknownName(
-                f"there is nothing at {path!r:.80}; expected /, /api/runs, /api/rows, /api/search, /api/episode, "
+                f"there is nothing at {brief(path)}; expected /, /api/runs, /api/rows, /api/search, /api/episode, "
                 "/api/tokens, /api/prompt or /api/image"
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from envsdk._visible import brief
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering._parity import CONVERSATIONS, TOOL_NAME
@@ -138,7 +139,7 @@ def _difference(renderer: Renderer, written: _TemplateReply, shape: str) -> str:
     )
     if found[-1] != expected[-1] or ((found != expected or read.errors) and not is_known):
         errors = f" with the errors {read.errors}" * bool(read.errors)
-        return f"{written.text!r}, is read as {found!r:.200}{errors}"
+        return f"{written.text!r}, is read as {brief(found, 200)}{errors}"
     if is_known or not written.follows_prompt:  # else the template opens it differently
         return ""
     # Where a message has no reasoning, the template may write an empty block, with which the reply was read.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from envsdk._visible import brief
 from envsdk.errors import ConfigError, MissingPackage, RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.emission import Emission
@@ -152,7 +153,7 @@ class Harmony(FamilyRenderer):
                     for schema in schemas
                 ]
             except (TypeError, ValueError) as error:
-                raise RenderError(f"openai-harmony does not accept the tools {tools!r:.80}: {error}") from error
+                raise RenderError(f"openai-harmony does not accept the tools {brief(tools)}: {error}") from error
             content = content.with_function_tools(described)
         return HarmonyMessage.from_role_and_content(Role.DEVELOPER, content)
 

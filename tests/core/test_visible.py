@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import envsdk_environments
+import envsdk_renderers
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from typer.testing import CliRunner
 
 import envsdk
 from envsdk import Env, Message, Turn, cli, errors
-from envsdk._visible import on_one_line, visible
+from envsdk._visible import brief, on_one_line, shorten, visible
 from envsdk.cli import _output as output
 from envsdk.cli._check import print_check, print_end
 from envsdk.cli._play import Game
@@ -56,6 +58,25 @@ def test_visible_text_has_no_character_that_is_obeyed_and_keeps_all_others(text:
     assert not obeyed(on_one_line(text)) and not {"\n", "\t"} & {*on_one_line(text)}
     assert visible("A ñ 漢 👩‍👩‍👧 ا\n\t[bold] \\x1b") == "A ñ 漢 👩‍👩‍👧 ا\n\t[bold] \\x1b"
     assert visible(visible(text)) == visible(text)
+
+
+@given(text=st.text(" ab", max_size=60), chars=st.integers(8, 40))
+def test_a_text_is_shortened_between_words_with_a_mark(text: str, chars: int) -> None:
+    short = shorten(text, chars)
+    if len(text) <= chars:
+        assert short == text
+        return
+    kept = short.removesuffix("…")
+    assert len(short) <= chars and kept != short and text.startswith(kept)
+    assert text[len(kept)] == " " or " " not in text[chars // 2 + 1 : chars - 1]
+
+
+def test_no_message_cuts_a_value_by_a_format() -> None:
+    assert brief(["a word"] * 9, 20) == "['a word', 'a…"
+    folders = (Path(package.__file__ or "").parent for package in (envsdk, envsdk_environments, envsdk_renderers))
+    files = {file: file.read_text() for folder in folders for file in folder.rglob("*.py")}
+    assert len(files) > 300
+    assert not [file for file, text in files.items() if re.search(r"\{[^{}]*:\.\d+\}", text)]
 
 
 EPISODE = envsdk.rollout("envsdk/Delegate-v1", "reference", seed=0)

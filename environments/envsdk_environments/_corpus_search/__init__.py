@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, Field
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk._visible import brief
 from envsdk.authoring.tasks import Split
 from envsdk.errors import TaskError, ToolError
 
@@ -101,7 +102,7 @@ class CorpusSearch(ToolEnv):
         """
         text = get_index().text(title)
         if text is None:
-            raise ToolError(f"there is no article {title!r:.80}; search for a title")
+            raise ToolError(f"there is no article {brief(title)}; search for a title")
         self.read_titles.add(title.strip().casefold())
         return text
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envsdk import tool
+from envsdk._visible import brief
 from envsdk.authoring._tools import Tool
 from envsdk.errors import ToolError
 
@@ -195,7 +196,7 @@ class Desk:
         new = next((one for one in found.in_stock if _same(option, one)), None)
         if new is None:
             raise ToolError(
-                f"{found.name} in {option!r:.40} is not in stock; in stock are: {'; '.join(found.in_stock)}"
+                f"{found.name} in {brief(option, 40)} is not in stock; in stock are: {'; '.join(found.in_stock)}"
             )
         return self._replace_item(order, found, option=new, state="exchanged")
 
@@ -215,7 +216,7 @@ class Desk:
     def _order(self, order_id: str, *statuses: str) -> Order:
         order = self._orders.get(order_id.strip().upper())
         if order is None:
-            raise ToolError(f"there is no order {order_id!r:.40}; an order number looks like R-123456")
+            raise ToolError(f"there is no order {brief(order_id, 40)}; an order number looks like R-123456")
         if statuses and order.status not in statuses:
             raise ToolError(
                 f"the order {order.id} is {order.status}; this needs an order that is {' or '.join(statuses)}"
@@ -226,7 +227,7 @@ class Desk:
         order = self._order(order_id, "delivered")
         item = next((item for item in order.items if _same(name, item.name)), None)
         if item is None or item.state == "returned":
-            raise ToolError(f"there is no item {name!r:.40} in {order.id}, or it was already returned")
+            raise ToolError(f"there is no item {brief(name, 40)} in {order.id}, or it was already returned")
         return order, item
 
     def _replace_item(self, order: Order, item: Item, **changes: object) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
+from envsdk._visible import brief
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ConfigError, TaskError, ToolError
 
@@ -121,7 +122,7 @@ class SqlAnalyst(ToolEnv):
             try:
                 self.quest = self._solve(question, tuple(map(run_script, task.databases)))
             except ToolError as error:
-                raise TaskError(f"the query of the task {task.question!r:.80} does not run: {error}") from error
+                raise TaskError(f"the query of the task {brief(task.question)} does not run: {error}") from error
         self.queries = 0
         self.failed_answers = 0
         return Turn(self.quest.question.text, system=_SYSTEM)
@@ -145,7 +146,7 @@ class SqlAnalyst(ToolEnv):
         known = tables_of(self._database)
         unknown = [table for table in tables if table not in known]
         if unknown:
-            raise ToolError(f"there is no table {unknown[0]!r:.80}; there are {', '.join(known)}")
+            raise ToolError(f"there is no table {brief(unknown[0])}; there are {', '.join(known)}")
         parts: list[str] = []
         for table in dict.fromkeys(tables):
             rows = self._run(self._database, f"SELECT * FROM {_quoted(table)}", _SAMPLE_ROWS)

@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel
 
+from envsdk._visible import brief
 from envsdk.errors import TaskError
 
 from .._scoring import TaskData
@@ -96,7 +97,7 @@ def run_script(script: str) -> bytes:
             connection.set_authorizer(None)
             return connection.serialize()
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        raise TaskError(f"the script of a database does not run: {error} (it begins {script!r:.80})") from error
+        raise TaskError(f"the script of a database does not run: {error} (it begins {brief(script)})") from error
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
+from envsdk._visible import brief
 from envsdk.authoring.tasks import Split, split_of
 
 from .._scoring import TaskData, decline, last_word
@@ -56,11 +57,11 @@ class WordGuessTask(TaskData):
     def _is_a_game(self) -> "WordGuessTask":
         wrong = [word for word in self.words if not (word.isascii() and word.isalpha() and word.islower())]
         if wrong:
-            raise ValueError(f"the word {wrong[0]!r:.80} has characters that are not lower-case letters from a to z")
+            raise ValueError(f"the word {brief(wrong[0])} has characters that are not lower-case letters from a to z")
         if len(set(self.words)) < len(self.words) or len({len(word) for word in self.words}) > 1:
             raise ValueError("the words have to be distinct and of the same length")
         if self.secret not in self.words:
-            raise ValueError(f"the secret {self.secret!r:.80} is not one of the words")
+            raise ValueError(f"the secret {brief(self.secret)} is not one of the words")
         return self
 
 

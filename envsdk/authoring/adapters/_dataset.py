@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field, ImportString, field_serializer, field_validator
 
+from ..._visible import brief
 from ...episodes._turn import Turn
 from ...errors import ConfigError, TaskError
 from ...limits import Limits
@@ -75,7 +76,9 @@ class Dataset(Env):
         else:
             question = self._value(config.question)
         if question is None:
-            raise TaskError(f"the row {self.task!r:.200} has None in its column {config.question!r}, not a question")
+            raise TaskError(
+                f"the row {brief(self.task, 200)} has None in its column {config.question!r}, not a question"
+            )
         messages = cast("Any", question if isinstance(question, list) else str(question))
         return Turn(messages, system=config.system, max_tokens=config.max_tokens)
 
@@ -108,8 +111,8 @@ class Dataset(Env):
 
     def _misses(self, what: str, error: Exception) -> TaskError:
         return TaskError(
-            f"the row {self.task!r:.200} does not fit {what} ({type(error).__name__}: {error}). Name the columns with "
-            "the options `question` and `answer`"
+            f"the row {brief(self.task, 200)} does not fit {what} ({type(error).__name__}: {error}). Name the "
+            "columns with the options `question` and `answer`"
         )
 
 

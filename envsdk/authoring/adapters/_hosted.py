@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..._describing import message_of, what_is_invalid
+from ..._visible import brief
 from ...contexts._context import Context
 from ...contexts._history import get_history, is_named
 from ...episodes._agent import Agent
@@ -149,7 +150,7 @@ class HostedEnv:
             reply = getattr(env, call.method)()
             return Answer(reply=message_as_json(reply) if isinstance(reply, Message) else reply)
         if call.method not in _AUTHORS:
-            raise RemoteEnvError(f"the call names the method {call.method!r:.80}; expected one of {_AUTHORS}")
+            raise RemoteEnvError(f"the call names the method {brief(call.method)}; expected one of {_AUTHORS}")
         argument: Any = None
         if call.method == "respond":
             if agent.current is None or not agent.current.messages:
@@ -257,7 +258,7 @@ class HostedEnv:
         self._offered[number] = handoff
         is_shared = env.history is self._envs[0].history
         if not is_shared and not is_named(env.history):
-            raise HandoffError(f"{handoff!r} has the history policy {env.history!r:.80}, which has no registered name")
+            raise HandoffError(f"{handoff!r} has the history policy {brief(env.history)}, which has no registered name")
         return HandoffData(
             env=number,
             role=handoff.role,

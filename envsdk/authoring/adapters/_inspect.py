@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Field, ImportString, JsonValue, field_serializer
 
+from ..._visible import brief, shorten
 from ...episodes._turn import Turn
 from ...errors import ConfigError
 from ...messages import Message, ToolSchema
@@ -127,7 +128,7 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
         return {name: _GRADES[value]}
     if not isinstance(value, (bool, int, float)):
         raise ConfigError(
-            f"the scorer {name!r} returned {value!r:.80}; expected a number, one of {', '.join(_GRADES)}, or a mapping"
+            f"the scorer {name!r} returned {brief(value)}; expected a number, one of {', '.join(_GRADES)}, or a mapping"
         )
     return {name: float(value)}
 
@@ -143,11 +144,11 @@ def _loaded(function: Callable[..., Any], options: str) -> Source:
     try:
         inspect.signature(function).bind(**given)
     except TypeError as error:
-        raise ConfigError(f"the options of {function!r:.80} are {options:.200}: {error}") from error
+        raise ConfigError(f"the options of {brief(function)} are {shorten(options, 200)}: {error}") from error
     with GlobalRandom(0).active(may_print=True):
         task = function(**given)
         if not isinstance(task, package.Task):
-            raise ConfigError(f"{function!r:.80} returned {task!r:.80}; expected an inspect_ai.Task")
+            raise ConfigError(f"{brief(function)} returned {brief(task)}; expected an inspect_ai.Task")
         samples = list(task.dataset)
     needs = {
         "a sandbox": task.sandbox or any(sample.sandbox or sample.files or sample.setup for sample in samples),

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from ..._describing import message_of
 from ..._packages import load
+from ..._visible import brief
 from ...episodes._turn import Messages, Turn
 from ...errors import ConfigError, RemoteEnvError, ToolError
 from ...messages import Message, ToolCall, ToolSchema
@@ -242,7 +243,7 @@ class _Object:
         self._action: Any = hints.get("action")
         if not hasattr(self._action, "model_json_schema"):
             raise ConfigError(
-                f"step() of {make!r:.60} does not declare the class of its action; serve it, and give a URL"
+                f"step() of {brief(make, 60)} does not declare the class of its action; serve it, and give a URL"
             )
         self.schema: dict[str, Any] = self._action.model_json_schema()
 

@@ -22,6 +22,7 @@ from pydantic_core import to_jsonable_python
 from ..._describing import message_of, what_is_invalid
 from ..._packages import load
 from ..._untrusted import is_loopback
+from ..._visible import brief
 from ...contexts._edits import shared_length
 from ...contexts._protocol import Action
 from ...episodes._actions import action_of
@@ -142,7 +143,7 @@ class _Served:
         if unknown:
             raise ConfigError(f"reset does not have the arguments {sorted(unknown)}; see the page on OpenEnv")
         if level not in _LEVELS:
-            raise ConfigError(f"level is {level!r:.80}; expected one of {_LEVELS}")
+            raise ConfigError(f"level is {brief(level)}; expected one of {_LEVELS}")
         env, given = self._made[split], {"task": task, "episode_id": episode_id}
         result = env.reset(seed=seed, options={name: value for name, value in given.items() if value is not None})
         self._env, self._level, self._shown, self._steps = env, level, {}, 0
@@ -281,7 +282,7 @@ class _Served:
     def _split(self, split: str) -> tuple[Env, dict[str, str]]:
         """Return an environment whose tasks are those of a split, and the argument of `reset` that chooses it."""
         if split not in self.list_splits():
-            raise ConfigError(f"there is no split {split!r:.80}; there are {self.list_splits()}")
+            raise ConfigError(f"there is no split {brief(split)}; there are {self.list_splits()}")
         chosen = {"split": split} if "split" in self._known[None].Config.model_fields else {}
         return self._known[chosen.get("split")], chosen
 
@@ -428,7 +429,7 @@ class _Guard:
                 with contextlib.suppress(ValueError):
                     name = urlsplit(host.decode("latin-1")).hostname or ""
                 if not is_loopback(name):  # against pages of other sites, and DNS rebinding
-                    detail = f"without a token, only requests from and to localhost are answered, not {name!r:.80}"
+                    detail = f"without a token, only requests from and to localhost are answered, not {brief(name)}"
                     return self._json({"detail": detail}, 403)
         if b"transfer-encoding" in headers:
             return self._json({"detail": "send the length of the request, and not its parts"}, 411)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field, ImportString, JsonValue, field_serializer
 
+from ..._visible import brief, shorten
 from ...episodes._turn import Turn
 from ...errors import ConfigError, UnknownName
 from ...limits import Limits
@@ -122,7 +123,9 @@ class Players(Env):
             return make(config.game, **config.options)
         except Exception as error:  # a game is third-party code, which may raise anything
             reason = " ".join(str(error).replace("*", "").split())
-            raise ConfigError(f"{package} cannot make {config.game!r} with {config.options}: {reason:.300}") from error
+            raise ConfigError(
+                f"{package} cannot make {config.game!r} with {config.options}: {shorten(reason, 300)}"
+            ) from error
 
     @property
     def _is_truncated(self) -> bool:
@@ -182,7 +185,7 @@ class Players(Env):
             heard.append(Message(role="user", content=self._observed(player) or "Your move."))
         reply = opponent(list(heard), self._opponents_rng)
         if not isinstance(reply, str):
-            raise ConfigError(f"the opponent {path_of(opponent)} returned {reply!r:.80}; expected a string")
+            raise ConfigError(f"the opponent {path_of(opponent)} returned {brief(reply)}; expected a string")
         heard.append(Message(role="assistant", content=reply))
         with self._random.active():
             self._move(reply[-_MOST_CHARACTERS:])

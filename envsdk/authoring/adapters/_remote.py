@@ -21,6 +21,7 @@ from ... import errors
 from ..._describing import what_is_invalid
 from ..._packages import load
 from ..._untrusted import check_values, is_loopback
+from ..._visible import brief
 from ...contexts._edits import shared_length
 from ...contexts._history import is_named
 from ...episodes._handoff import Handoff, HandoffResult
@@ -111,7 +112,9 @@ class Session:
     def __init__(self, url: str, token: str | None, timeout_s: float, reconnect_s: float, is_resumable: bool) -> None:
         scheme, host = urlsplit(url).scheme, urlsplit(url).hostname
         if scheme not in ("http", "https") or not host:
-            raise ConfigError(f"url is {url!r:.200}; expected http://HOST:PORT, or that of one environment of a server")
+            raise ConfigError(
+                f"url is {brief(url, 200)}; expected http://HOST:PORT, or that of one environment of a server"
+            )
         if not timeout_s > 0 or not reconnect_s >= 0:
             raise ConfigError(f"timeout_s is {timeout_s}, reconnect_s is {reconnect_s}; expected a number of seconds")
         self._arguments = (url, token, timeout_s, reconnect_s, is_resumable)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field, ImportString, field_serializer
 
+from ..._visible import brief
 from ...episodes._turn import Turn
 from ...errors import ConfigError, ToolError
 from ...messages import Message
@@ -63,11 +64,11 @@ class TRLEnvironment(ToolEnv):
         with self.random_state.active(may_print=True):
             self.environment: Any = self.config.env()
             if not hasattr(self.environment, "reset"):
-                raise ConfigError(f"{self.config.env!r} made {self.environment!r:.80}, which has no reset()")
+                raise ConfigError(f"{self.config.env!r} made {brief(self.environment)}, which has no reset()")
             observation = self.environment.reset(**row)
         if observation is not None:
             if not isinstance(observation, str) or messages[-1]["role"] != "user":
-                raise ConfigError(f"reset() returned {observation!r:.80}; expected a string, after a user message")
+                raise ConfigError(f"reset() returned {brief(observation)}; expected a string, after a user message")
             messages[-1]["content"] += observation
         methods = inspect.getmembers(cast("Any", type(self.environment)), inspect.isfunction)
         names = [name for name, _ in methods if name not in _OWN and name[0] != "_"]
@@ -95,7 +96,7 @@ class TRLEnvironment(ToolEnv):
             value: Any = await isolated(_awaited(source), self.random_state)
             values = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
             if len(values) != 1 or not (values[0] is None or hasattr(values[0], "__float__")):
-                raise ConfigError(f"{name} returned {value!r:.80}; expected one number, or None")
+                raise ConfigError(f"{name} returned {brief(value)}; expected one number, or None")
             rewards |= {} if values[0] is None else {name: float(values[0])}
         return Turn(reward=rewards or None, terminated=True)
 

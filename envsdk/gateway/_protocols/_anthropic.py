@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, ClassVar, cast
 
+from ..._visible import brief
 from ...errors import RequestError
 from ...images import Image
 from ...messages import ImagePart, Message, ToolCall
@@ -204,7 +205,7 @@ def _continued(fields: Fields, memory: SessionMemory) -> tuple[str | None, Store
     if conversation is None:
         reason = "it belongs to another session, or was forgotten; create a thread with the whole conversation"
         field = thread.name("previous_message_id")
-        raise RequestError(f"{field}: the message {named!r:.80} is not known: {reason}", 404, _THREAD_NOT_FOUND, field)
+        raise RequestError(f"{field}: the message {brief(named)} is not known: {reason}", 404, _THREAD_NOT_FOUND, field)
     for key in ("system", "tools"):
         if fields.get(key):
             raise refused(key, "a thread keeps its original value: leave the field out, or create a thread")
@@ -269,7 +270,7 @@ def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
             texts = [_text_of(block, "system messages") for block in _blocks_of(fields, "content")]
             return [ReceivedMessage(valid(Message, fields.path, role=role, content=content_of(texts)), value)]
         case _:
-            raise refused(fields.name("role"), f"got {role!r:.40}; expected 'user', 'assistant' or 'system'")
+            raise refused(fields.name("role"), f"got {brief(role, 40)}; expected 'user', 'assistant' or 'system'")
 
 
 def _user(fields: Fields) -> list[Message]:
@@ -348,7 +349,7 @@ def _part_of(block: Fields, where: str) -> "str | ImagePart":
     if source is None:
         raise refused(block.name("source"), "it is required")
     if (kind := source.text("type")) != "base64":
-        reason = f"got {kind!r:.40}; only 'base64' is supported: nothing is fetched, and no files are stored here"
+        reason = f"got {brief(kind, 40)}; only 'base64' is supported: nothing is fetched, and no files are stored here"
         raise refused(source.name("type"), reason)
     source.text("media_type")
     return read_image(source, "data", Image.from_base64)
@@ -365,12 +366,12 @@ def _text_of(block: Fields, where: str) -> str:
         source = block.object("source")
         kind = None if source is None else source.text("type")
         if source is None or kind not in ("text", "content"):
-            raise refused(block.name("source"), f"a source of type {kind!r:.40} is not supported: give the text")
+            raise refused(block.name("source"), f"a source of type {brief(kind, 40)} is not supported: give the text")
         blocks = [] if kind == "text" else _blocks_of(source, "content")
         texts = [source.text("data"), *(one.required_text("text") for one in blocks)]
         return "\n".join(filter(None, [block.text("title"), block.text("context"), *texts]))
     if block.text("type") != "text":
-        raise refused(block.path, f"a block of type {block.text('type')!r:.40} is not supported in {where}")
+        raise refused(block.path, f"a block of type {brief(block.text('type'), 40)} is not supported in {where}")
     if (text := block.text("text")) is None:
         raise refused(block.name("text"), "it is required")
     return text

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
+from ..._visible import brief
 from ...errors import RequestError
 from ...messages import Message, ToolCall, read_arguments
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
@@ -144,7 +145,7 @@ def _received(value: Any, index: int) -> ReceivedMessage:
     role, read = fields.text("role"), {"name": fields.text("name")}
     if role not in ("system", "developer", "user", "assistant", "tool"):
         roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
-        raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
+        raise refused(fields.name("role"), f"got {brief(role, 40)}; expected {roles}")
     calls: list[ToolCall] = []
     if role == "tool":
         read["tool_call_id"] = fields.required_text("tool_call_id")

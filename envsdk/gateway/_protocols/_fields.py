@@ -10,6 +10,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from ..._describing import encodable, what_is_invalid
+from ..._visible import brief
 from ...errors import ConfigError, ImageError, MissingPackage, RenderError, RequestError
 from ...images import Image, PixelBudget
 from ...messages import ImagePart, ToolSchema, check_json
@@ -131,7 +132,7 @@ class Fields:
         """Return a string that is one of a few."""
         value = self.text(key)
         if value is not None and value not in known:
-            raise refused(self.name(key), f"got {value!r:.40}; expected {' or '.join(known)}")
+            raise refused(self.name(key), f"got {brief(value, 40)}; expected {' or '.join(known)}")
         return value
 
     def stops(self, key: str) -> tuple[str, ...]:
@@ -177,7 +178,7 @@ class Fields:
                 continue
             if kind is None or kind not in texts:
                 expected = "only text is" if image is None else f"only text and {image!r} are"
-                raise refused(part.path, f"a part of type {kind!r:.40} is not supported: {expected}")
+                raise refused(part.path, f"a part of type {brief(kind, 40)} is not supported: {expected}")
             if (text := part.text(texts[kind])) is None:
                 raise refused(part.name(texts[kind]), "it is required")
             parts.append(text)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+from ..._visible import brief
 from ...errors import RequestError
 from ...images import Image
 from ...messages import ImagePart, Message, ToolCall, check_json
@@ -342,7 +343,7 @@ def _text_or_image(part: Fields) -> str | ImagePart:
         return read_image(data, "data", Image.from_base64)
     if (text := part.text("text")) is None:
         kinds = ", ".join(sorted(part.value))
-        raise refused(part.path, f"a part with {kinds or 'no field'!r:.80} is not supported: give text or an image")
+        raise refused(part.path, f"a part with {brief(kinds or 'no field')} is not supported: give text or an image")
     return text
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
+from ..._visible import brief
 from ...errors import RequestError
 from ...messages import ImagePart, Message, ToolCall
 from .._requests import GivenTool, ModelReply, ModelRequest, ReceivedMessage
@@ -96,7 +97,7 @@ class Responses(OpenAIFormat):
         previous = StoredResponse(()) if named is None else memory.response(named)
         if previous is None:
             reason = (
-                f"the response {named!r:.80} is not known: it was not stored, belongs to another session, or was "
+                f"the response {brief(named)} is not known: it was not stored, belongs to another session, or was "
                 "forgotten; give the whole conversation as `input`"
             )
             field = "previous_response_id"
@@ -207,7 +208,7 @@ class Responses(OpenAIFormat):
                 item = memory.item(named)
                 if item is None:
                     reason = "it was not stored, or was forgotten; give the item itself"
-                    raise refused(reference.name("id"), f"no item {named!r:.80} is known: {reason}")
+                    raise refused(reference.name("id"), f"no item {brief(named)} is known: {reason}")
                 place = _place_of(item, index)
             if place.type in _LEFT_OUT:
                 left_out.append(GivenTool(None, place.type))
@@ -317,10 +318,10 @@ def _received(value: Any, index: int) -> ReceivedMessage:
         role = item.text("role")
         if role not in ("user", "system", "developer"):
             expected = "'user', 'assistant', 'system' or 'developer'"
-            raise refused(item.name("role"), f"got {role!r:.40}; expected {expected}")
+            raise refused(item.name("role"), f"got {brief(role, 40)}; expected {expected}")
         content = item.content("content", _PARTS, "input_image" if role == "user" else None)
         return ReceivedMessage(valid(Message, item.path, role=role, content=content), value)
-    raise refused(item.name("type"), f"items of type {item.get('type')!r:.60} are not supported")
+    raise refused(item.name("type"), f"items of type {brief(item.get('type'), 60)} are not supported")
 
 
 def _reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) -> ReceivedMessage:

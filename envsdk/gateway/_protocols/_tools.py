@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..._visible import brief
 from ...messages import ToolCall, ToolSchema, read_arguments
 from .._requests import INVALID_JSON, GivenTool
 from ._fields import Fields, not_of_kind, refused, tool_schema, valid
@@ -123,7 +124,7 @@ def vendor_tool(tool: Fields, type_: str) -> GivenTool:
         RequestError: If its type is not a word, which enters the log.
     """
     if not _TYPE.fullmatch(type_):
-        raise refused(tool.name("type"), f"got {type_!r:.80}; expected the type of a tool")
+        raise refused(tool.name("type"), f"got {brief(type_)}; expected the type of a tool")
     return GivenTool(None, type_)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from ..._visible import brief
 from ...errors import RequestError
 from ...messages import ToolCall
 from ...rendering.reading import CallEnded, ContentText, ReasoningText
@@ -175,7 +176,7 @@ class WireFormat(ABC):
         for i, tools in enumerate([*found, more]):
             for name in (tool.schema["function"]["name"] for tool in tools if tool.schema is not None):
                 if name in names:
-                    raise refused(f"tools[{i}]", f"another tool has the name {name!r:.80}, too")
+                    raise refused(f"tools[{i}]", f"another tool has the name {brief(name)}, too")
                 names.add(name)
         return [tool for tools in [*found, more] for tool in tools]
 
@@ -202,7 +203,7 @@ class WireFormat(ABC):
             raise refused("tool_choice", "a call is required, but the request has no tools")
         for name in () if isinstance(choice, str) else choice.get("names") or [choice["name"]]:
             if name not in forms:
-                raise refused("tool_choice", f"{name!r:.80} is not among the tools of the request")
+                raise refused("tool_choice", f"{brief(name)} is not among the tools of the request")
         fields_left_out = [key for key in self.of_server if body.get(key) not in (None, False, [])]
         named = {key: (headers.get(f"x-envsdk-{key}") or "").strip() for key in ("context", "role")}
         for key, value in named.items():

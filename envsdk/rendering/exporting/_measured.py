@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from itertools import product
 from typing import Any, NamedTuple
 
+from ..._visible import brief
 from ...errors import RenderError
 from ...messages import Message, ToolCall, ToolSchema
 from ..renderer import Renderer
@@ -337,7 +338,7 @@ def _slot_of(word: str, written: Callable[[str], str | None]) -> Slot:
     for slot in _SLOTS:
         if probed == text.replace(word, slot.of(_PROBE)):
             return slot
-    raise NotRegular(f"a text is written in a form that is not measured: {probed!r:.120}")
+    raise NotRegular(f"a text is written in a form that is not measured: {brief(probed, 120)}")
 
 
 def _required(text: str | None) -> str:

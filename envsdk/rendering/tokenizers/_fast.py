@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from ..._packages import load
+from ..._visible import brief
 from ...errors import TokenizerError
 from ._byte_level import BYTE_OF_CHAR
 from ._files import corpus
@@ -55,7 +56,7 @@ class FastokensTokenizer(NamedTokenizer):
         for text in (whole, *whole.splitlines(keepends=True)):  # fastokens encodes long strings in a different way
             if not np.array_equal(self.encode(text), plain.encode(text)):
                 raise TokenizerError(
-                    f"{plain.name}: fastokens gives ids for {text[:40]!r} that differ from those of "
+                    f"{plain.name}: fastokens gives ids for {brief(text, 40)} that differ from those of "
                     f"{type(plain).__name__}, on which the model was trained. Load the tokenizer without "
                     "backend='fastokens'"
                 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from ..._visible import brief, shorten
 from ...errors import TokenizerError, UnknownName
 from ._byte_level import BYTE_OF_CHAR
 from ._chat_template import ChatTemplateSource
@@ -281,7 +282,7 @@ class HuggingFaceTokenizer(NamedTokenizer):
                 "%s has no token for %d of 256 bytes: characters with such a byte are left out of a text, here of %r",
                 self.name,
                 len(self._missing_bytes),
-                f"{text:.80}",
+                f"{shorten(text, 80)}",
             )
         return "".join([char for char in text if not set(char.encode()) & set(self._missing_bytes)])
 
@@ -299,7 +300,7 @@ class HuggingFaceTokenizer(NamedTokenizer):
         cuts = [0, *(match.start() + 1 for match in re.finditer(f"(?=(?:{names}))", normal)), len(normal)]
         parts = [(i, self._plain.encode(normal[i:k], add_special_tokens=False)) for i, k in pairwise(cuts)]
         if not all(self._control_ids.isdisjoint(part.ids) for _, part in parts):
-            raise TokenizerError(f"{self.name}: plain text is always encoded to a control token: {normal[:80]!r}")
+            raise TokenizerError(f"{self.name}: plain text is always encoded to a control token: {brief(normal)}")
         return parts
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from ..._registry import find_renderer
+from ..._visible import brief
 from ...contexts._protocol import Action, Break, BreakReason, FinishReason
 from ...episodes._actions import CheckedAction, check_action
 from ...errors import ActionError, ConfigError, InvalidRecord, RenderError
@@ -384,7 +385,7 @@ def finish_reason_of(name: object) -> FinishReason:
 def _vocab_size(vocab_size: Any, renderer: Renderer | None) -> int:
     """Return the given size of the vocabulary, or that of the renderer's tokenizer; 0 if it is not known."""
     if type(vocab_size) is not int or not 0 <= vocab_size <= LARGEST_ID:
-        raise ConfigError(f"vocab_size is {vocab_size!r:.80}; expected an integer from 0 to 2**31 - 1, 0 if unknown")
+        raise ConfigError(f"vocab_size is {brief(vocab_size)}; expected an integer from 0 to 2**31 - 1, 0 if unknown")
     if renderer is None:
         return vocab_size
     known = renderer.tokenizer.vocab_size

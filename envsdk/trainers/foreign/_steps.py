@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 
+from ..._visible import brief
 from ...contexts._protocol import Action, Break
 from ...contexts._side_data import part_of, per_token
 from ...episodes._actions import CheckedAction, PromptSize, check_action
@@ -118,7 +119,7 @@ def from_steps(
         ConfigError: If another argument is invalid.
     """
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral) or not 0 <= vocab_size <= _LARGEST_ID:
-        raise ConfigError(f"vocab_size is {vocab_size!r:.80}; expected an integer from 0 to 2**31 - 1, 0 if unknown")
+        raise ConfigError(f"vocab_size is {brief(vocab_size)}; expected an integer from 0 to 2**31 - 1, 0 if unknown")
     for name, value, kinds in (
         ("id", id, str),
         ("env", env, str),
@@ -128,9 +129,9 @@ def from_steps(
         ("error", error, (str, type(None))),
     ):
         if not isinstance(value, kinds):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"{name} is {value!r:.80}; expected a string{'' if kinds is str else ' or None'}")
+            raise ConfigError(f"{name} is {brief(value)}; expected a string{'' if kinds is str else ' or None'}")
     if status not in get_args(Status):
-        raise ConfigError(f"status is {status!r:.80}; expected one of {get_args(Status)}")
+        raise ConfigError(f"status is {brief(status)}; expected one of {get_args(Status)}")
     writer = _written(_matched(steps, vocab_size or _LARGEST_ID))
     status = status if error is None else "error"
     return Trajectory(
@@ -199,7 +200,7 @@ def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32]
     mask = np.ones(len(tokens), np.bool_) if step.mask is None else np.asarray(step.mask)
     if mask.shape != tokens.shape or mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
         raise ActionError(
-            f"the mask is {step.mask!r:.80}; expected True or False for each of the {len(tokens)} action tokens"
+            f"the mask is {brief(step.mask)}; expected True or False for each of the {len(tokens)} action tokens"
         )
     logprobs = step.logprobs
     if logprobs is not None and not mask.all() and len(logprobs) == len(mask):
@@ -235,15 +236,15 @@ def _outcome(step: LoggedStep) -> _StepOutcome:
         raise ActionError(f"the rewards {rewards} add up to {total}, but the reward is {reward}")
     given: Any = step.errors
     if isinstance(given, str) or not all(isinstance(error, str) for error in given):
-        raise ActionError(f"the errors are {given!r:.80}; expected a list of strings")
+        raise ActionError(f"the errors are {brief(given)}; expected a list of strings")
     return _StepOutcome(total if rewards and reward is None else reward, rewards, tuple(step.errors))
 
 
 def _reward(reward: Any) -> float:
     if isinstance(reward, bool) or not isinstance(reward, Real) or not abs(float(reward)) <= LARGEST:
         raise ActionError(
-            f"the reward is {reward!r:.80}; expected a finite number that fits in float32, or None if the step was not "
-            "scored"
+            f"the reward is {brief(reward)}; expected a finite number that fits in float32, or None if the step "
+            "was not scored"
         )
     return float(reward)
 

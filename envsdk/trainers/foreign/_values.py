@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from ..._visible import brief
 from ...errors import InvalidRecord
 from ...limits import LARGEST
 
@@ -22,7 +23,7 @@ class LoggedValue:
 
     def invalid(self, expected: str) -> InvalidRecord:
         """Return the error that the value is not what was expected."""
-        shown = "missing" if self.value is None else f"{self.value!r:.80}"
+        shown = "missing" if self.value is None else f"{brief(self.value)}"
         if self.value is not None and type(self.value) in (list, dict):
             shown = f"a {type(self.value).__name__} of {len(self.value)}"
         return InvalidRecord(f"{self.where} is {shown}; expected {expected}")

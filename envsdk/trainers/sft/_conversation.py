@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from pydantic import ValidationError
 
 from ..._describing import what_is_invalid
+from ..._visible import brief
 from ...errors import ConfigError, RenderError
 from ...messages import Message, Role, to_messages
 
@@ -66,7 +67,7 @@ def select_messages(train_on: TrainOn, messages: Sequence[Message]) -> set[int]:
             items = [train_on]
         indices = {index for item in items for index in _select(item, messages)}
     if not indices:
-        raise ConfigError(f"train_on={train_on!r:.80} selects no message of the conversation of {len(messages)}")
+        raise ConfigError(f"train_on={brief(train_on)} selects no message of the conversation of {len(messages)}")
     return indices
 
 
@@ -102,6 +103,6 @@ def _select(item: Any, messages: Sequence[Message]) -> list[int]:
     if isinstance(item, str) and item in get_args(Role):
         return [index for index, message in enumerate(messages) if message.role == item]
     raise ConfigError(
-        f"train_on has {item!r:.80}; expected a role ({', '.join(get_args(Role))}), 'last', the index of a reply, a "
+        f"train_on has {brief(item)}; expected a role ({', '.join(get_args(Role))}), 'last', the index of a reply, a "
         "collection of these, or a function of an index and a message"
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..._visible import brief
 from ...errors import ConfigError, RenderError
 from ...messages import Message
 from ...rendering.emission import Emission, Span
@@ -175,7 +176,7 @@ def _content(
         if not found:
             raise RenderError(
                 f"cannot locate the text of message {index} in the tokens that the renderer {renderer.name!r} emits: "
-                f"{text.decode()!r:.80}. Check the spans of its emission"
+                f"{brief(text.decode())}. Check the spans of its emission"
             )
         last = min(found)[1]
         flags[last], begin = True, last + 1

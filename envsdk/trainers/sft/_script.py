@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..._visible import brief
 from ...authoring._env import Env
 from ...contexts._history import HistoryPolicy
 from ...contexts._protocol import Action
@@ -126,7 +127,7 @@ def _reply(renderer: Renderer, index: int, message: Message, drop_reasoning: boo
         if _is_lost(renderer, message, tokens, part, empty):
             raise RenderError(
                 f"the {part} of message {index} would be lost: {renderer.specification()} does not emit all of "
-                f"{getattr(message, part)!r:.200}. Choose another renderer, or change the message"
+                f"{brief(getattr(message, part), 200)}. Choose another renderer, or change the message"
             )
     return ScriptedReply(index, message, tokens, is_lost)
 

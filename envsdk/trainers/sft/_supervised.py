@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..._visible import brief
 from ...authoring._tools import Tool
 from ...contexts._history import HistoryPolicy, Strip, get_history
 from ...episodes._turn import Turn
@@ -59,9 +60,9 @@ def sft_samples(
         ConfigError: If an option is invalid.
     """
     if not isinstance(renderer, Renderer):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"renderer is {renderer!r:.80}; expected a Renderer: envsdk.get_renderer(name, tokenizer)")
+        raise ConfigError(f"renderer is {brief(renderer)}; expected a Renderer: envsdk.get_renderer(name, tokenizer)")
     if not isinstance(id, str) or not id:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"id is {id!r:.80}; expected a string that is not empty")
+        raise ConfigError(f"id is {brief(id)}; expected a string that is not empty")
     policy = Strip() if history == "template" else get_history(history)
     if policy.needs_model:
         raise ConfigError(
@@ -73,7 +74,7 @@ def sft_samples(
     try:
         schemas = Turn(tools=list(tools)).tools or []
     except (TurnError, TypeError) as error:
-        raise ConfigError(f"tools is {tools!r:.80}; expected a list of tools: {error}") from error
+        raise ConfigError(f"tools is {brief(tools)}; expected a list of tools: {error}") from error
     script = Script(renderer, conversation, schemas, drop_reasoning=drop_reasoning)
     if max(indices) > script.replies[-1].index:
         raise RenderError(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from html import escape
 
 from ..._palette import BAD, GOOD, SAMPLED
-from ..._visible import on_one_line, visible
+from ..._visible import on_one_line, shorten, visible
 from ._figures import QuantityDifference, RunReport
 from ._sections import (
     Block,
@@ -14,7 +14,6 @@ from ._sections import (
     Intervals,
     Link,
     Table,
-    clipped,
     interval_of,
     number,
     sections_of,
@@ -196,7 +195,7 @@ def _intervals(differences: tuple[QuantityDifference, ...], scales: Mapping[str,
     for index, one in enumerate(differences):
         y = _ROW * index + 18
         left, middle, right = (zero + end * (_WIDTH / 2 - 8) / scales[one.quantity] for end in interval_of(one))
-        name = escape(on_one_line(clipped(one.quantity.replace("_", " "), 20)))
+        name = escape(on_one_line(shorten(one.quantity.replace("_", " "), 20)))
         rows.append(
             f'<text x="0" y="{y + 4}">{name}</text>'
             f'<line class="range" x1="{left:.1f}" y1="{y}" x2="{right:.1f}" y2="{y}"/>'

@@ -7,11 +7,11 @@ from typing import Any
 
 from ..._packages import load
 from ..._palette import OBSERVED, SAMPLED
-from ..._visible import on_one_line
+from ..._visible import on_one_line, shorten
 from ...diagnostics._history_gap import draw_gap
 from ...trajectories.records import storing
 from ._figures import RunComparison, RunFigures, RunReport
-from ._sections import clipped, interval_of, interval_scales, short_history, signed
+from ._sections import interval_of, interval_scales, short_history, signed
 
 _COLORS = ("#3d4955", "#0f8b8d", "#cc79a7", "#9c8b00", "#7b52ab", "#8c959f")
 """The colors of runs: none of those of tokens."""
@@ -102,7 +102,7 @@ def _histograms(figure: Any, runs: Sequence[RunFigures], fields: Mapping[str, st
             color = _OF_TOKENS.get(field) if len(runs) == 1 else None
             color = color or _COLORS[index % len(_COLORS)]
             axis.stairs(shares, own.edges, color=color, fill=True, alpha=0.35)
-            axis.stairs(shares, own.edges, color=color, label=f"{index + 1}. {_plain(clipped(run.name, 40))}")
+            axis.stairs(shares, own.edges, color=color, label=f"{index + 1}. {_plain(shorten(run.name, 40))}")
             axis.axvline(own.mean, color=color, linestyle="--", linewidth=1)
         axis.set(xlabel=label, ylabel="share of the episodes", ylim=(0, None))
         axis.grid(axis="y", alpha=0.3)
@@ -124,8 +124,8 @@ def _endings(figure: Any, runs: Sequence[RunFigures]) -> None:
         for index, (run, one) in enumerate(zip(runs, of_runs, strict=True)):
             places = [place + height * (index - (len(runs) - 1) / 2) for place in range(len(names))]
             values, color = [one.get(name, 0.0) for name in names], _COLORS[index % len(_COLORS)]
-            axis.barh(places, values, height, color=color, label=f"{index + 1}. {_plain(clipped(run.name, 40))}")
-        axis.set_yticks(range(len(names)), [_plain(clipped(name, 40)) for name in names])
+            axis.barh(places, values, height, color=color, label=f"{index + 1}. {_plain(shorten(run.name, 40))}")
+        axis.set_yticks(range(len(names)), [_plain(shorten(name, 40)) for name in names])
         axis.invert_yaxis()
         axis.grid(axis="x", alpha=0.3)
         axis.set_axisbelow(True)
@@ -145,7 +145,7 @@ def _costs(figure: Any, runs: Sequence[RunFigures]) -> None:
         places = [place + 0.27 * (number - 1) for place in range(len(rows))]
         tokens = [getattr(cost, field) / max(1, cost.episodes) for *_, cost in rows]
         axis.barh(places, tokens, 0.25, color=_OF_COSTS[number], label=label)
-    labels = [f"{index + 1}. {clipped(run.name, 24)}\n{short_history(history)}" for index, run, history, _ in rows]
+    labels = [f"{index + 1}. {shorten(run.name, 24)}\n{short_history(history)}" for index, run, history, _ in rows]
     axis.set_yticks(range(len(rows)), [_plain(label, lines=True) for label in labels])
     axis.invert_yaxis()
     axis.set_title("Tokens per episode, by history policy", loc="left")
@@ -166,12 +166,12 @@ def _comparison(figure: Any, one: RunComparison, scales: Mapping[str, float]) ->
         interval = "" if own.low is None else f"  [{signed(low)}, {signed(high)}]"
         axis.text(1.08, place, f"{signed(own.difference)}{interval}", va="center", fontsize=9)
     axis.axvline(0, color="#8c959f", linewidth=1)
-    names = [_plain(clipped(own.quantity.replace("_", " "), 40)) for own in one.differences]
+    names = [_plain(shorten(own.quantity.replace("_", " "), 40)) for own in one.differences]
     axis.set_yticks(range(len(names)), names)
     axis.spines[["left", "bottom"]].set_visible(False)
     axis.tick_params(left=False)
     axis.set(xlim=(-1.05, 1.05), xticks=[], ylim=(len(names) - 0.5, -0.5))
-    title = f"{_plain(clipped(one.second, 40))} minus {_plain(clipped(one.first, 40))}, with 95 % intervals"
+    title = f"{_plain(shorten(one.second, 40))} minus {_plain(shorten(one.first, 40))}, with 95 % intervals"
     axis.set_title(title, loc="left")
 
 

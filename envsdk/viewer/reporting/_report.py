@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ..._untrusted import open_file, read_lines
-from ..._visible import on_one_line
+from ..._visible import brief, on_one_line
 from ...diagnostics._costs import Cost, cost
 from ...diagnostics._divergence import Estimate
 from ...diagnostics._history_gap import history_gap
@@ -70,7 +70,7 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3, model: Any = 
         )
     address = urlsplit(viewer)
     if not viewer or address.scheme not in _SCHEMES or address.fragment or on_one_line(viewer) != viewer:
-        raise ConfigError(f"viewer is {viewer!r:.80}; expected an address such as {VIEWER}, or an HTML file")
+        raise ConfigError(f"viewer is {brief(viewer)}; expected an address such as {VIEWER}, or an HTML file")
     sources = [Source(run) for run in runs]
     names = [source.info.name for source in sources]
     counts = Counter(names)

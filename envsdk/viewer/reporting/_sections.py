@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..._visible import shorten
 from ._comparison import FEW_TASKS
 from ._figures import Distribution, QuantityDifference, RunComparison, RunFigures, RunReport
 
@@ -133,17 +134,12 @@ def signed(value: float) -> str:
     return number(value) if value < 0 or value == 0 else f"+{number(value)}"
 
 
-def clipped(text: str, most: int) -> str:
-    """Return a string, cut with an ellipsis if it is longer than `most`."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def short_history(history: str) -> str:
     """Return a history policy with its long options left out, such as the instruction of `summarize`."""
     name, _, options = history.partition(":")
     parts = [part.partition("=") for part in options.split(",") if len(part) <= _MAX_OPTION]
     shown = ["".join(part) for part in parts if part[2] and part[2][0] not in "[{"]
-    return clipped(f"{name}:{','.join(shown)}" if shown else name, _MAX_HISTORY)
+    return shorten(f"{name}:{','.join(shown)}" if shown else name, _MAX_HISTORY)
 
 
 def sections_of(report: RunReport) -> list[Section]:
@@ -395,8 +391,8 @@ def _failures(runs: Sequence[RunFigures]) -> Iterator[Block]:
     rows: list[tuple[Cell, ...]] = []
     for run in runs:
         for one in run.failures:
-            example = Link(clipped(one.example.id, _MAX_ID), one.example.url)
-            rows.append((run.name, one.kind, one.error, example, clipped(one.message, 90), f"{one.count:,}"))
+            example = Link(shorten(one.example.id, _MAX_ID), one.example.url)
+            rows.append((run.name, one.kind, one.error, example, shorten(one.message, 90), f"{one.count:,}"))
     if rows:
         yield _by_run(runs, ("run", "whose error", "class", "first episode", "its message", "episodes"), rows, texts=5)
 
@@ -406,7 +402,7 @@ def _episodes(report: RunReport) -> Iterator[Block]:
         rows: list[tuple[Cell, ...]] = []
         for rank, episodes in (("best", run.best), ("worst", run.worst)):
             for one in episodes:
-                link, task = Link(clipped(one.id, _MAX_ID), one.url), clipped(one.task, 44) or _EMPTY
+                link, task = Link(shorten(one.id, _MAX_ID), one.url), shorten(one.task, 44) or _EMPTY
                 reward = _EMPTY if one.reward is None else number(one.reward)
                 shown = (link, task, one.stop_reason, Command(one.command), reward, f"{one.steps:,}")
                 rows.append((run.name, rank, *shown))
@@ -421,7 +417,7 @@ def _episodes(report: RunReport) -> Iterator[Block]:
 
 
 def _damaged(runs: Sequence[RunFigures]) -> Iterator[Block]:
-    found = [(run.name, one.file, f"{one.line:,}", clipped(one.why, 160)) for run in runs for one in run.damaged]
+    found = [(run.name, one.file, f"{one.line:,}", shorten(one.why, 160)) for run in runs for one in run.damaged]
     if found:
         yield _by_run(runs, ("run", "file", "line", "what is damaged"), found[:_MAX_DAMAGED], texts=4)
     if len(found) > _MAX_DAMAGED:
@@ -447,7 +443,7 @@ def _of(runs: Sequence[RunFigures], run: RunFigures, text: str) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     """Return names, the first few of them if there are many."""
-    found = [clipped(name, _MAX_ID) for name in names]
+    found = [shorten(name, _MAX_ID) for name in names]
     more = [f"and {len(found) - _MAX_LISTED} more"] if len(found) > _MAX_LISTED else []
     return ", ".join([*found[:_MAX_LISTED], *more]) or _EMPTY
 

@@ -14,7 +14,7 @@ from textual import work
 from textual.binding import Binding, BindingType
 
 from ..._palette import OBSERVED, SAMPLED, TROUBLE
-from ..._visible import on_one_line
+from ..._visible import on_one_line, shorten
 from ...errors import EnvsdkError
 from ...trajectories._scoring import ending
 from .._contents import Hit, find
@@ -139,8 +139,7 @@ def entry_lines(entry: TranscriptEntry, is_open: bool) -> Iterator[StyledLine]:
     for part in entry.parts:
         if part.kind == "reasoning" and not is_open:
             first, _, rest = part.text.strip("\n").partition("\n")
-            shown = first if len(first) <= 60 else first[:60] + "…"
-            lines = [f"▸ thinking: {shown}" + (f" (+{rest.count(chr(10)) + 1} lines)" if rest else "")]
+            lines = [f"▸ thinking: {shorten(first, 60)}" + (f" (+{rest.count(chr(10)) + 1} lines)" if rest else "")]
         else:
             text, left_out = (part.text, "") if is_open else part.folded()
             lines = ["▾ thinking:"] if part.kind == "reasoning" else []

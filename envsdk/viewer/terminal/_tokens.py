@@ -14,7 +14,7 @@ from textual import work
 from textual.binding import Binding, BindingType
 
 from ..._palette import SAMPLED, TROUBLE
-from ..._visible import on_one_line
+from ..._visible import brief, on_one_line
 from ...errors import EnvsdkError, InvalidFilter
 from .._episodes import image_name
 from .._ranges import Range
@@ -250,7 +250,7 @@ class TokensScreen(ViewerScreen[TokenLines]):
 
         def check(text: str) -> None:
             if text and not text.replace(",", "").isdecimal():
-                raise InvalidFilter(f"{text!r:.20} is not a number", 0, len(text))
+                raise InvalidFilter(f"{brief(text, 20)} is not a number", 0, len(text))
 
         def go(text: str | None) -> None:
             if text:

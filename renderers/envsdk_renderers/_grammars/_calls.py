@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
+from envsdk._visible import brief, shorten
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 
@@ -188,7 +189,7 @@ class CallReader:
             keys = cast("dict[str, Any]", holder) if isinstance(holder, dict) else ()
             other = next((key for key in keys if f'"{key}"' not in layout), None)
             if other is not None:  # which may hold the arguments
-                raise self._misformed(f"a tool call has no {path[-1]!r}, but {other!r:.40}", end, name)
+                raise self._misformed(f"a tool call has no {path[-1]!r}, but {brief(other, 40)}", end, name)
             arguments = {}
         if not isinstance(arguments, (dict, str)):
             raise Unreadable("a tool call's arguments are not a JSON object", end, name)
@@ -320,21 +321,21 @@ class CallReader:
             found = source.search(self._patterns.after["key"], position)
             if found is None or found.constant is None:
                 where = found.start if found else position
-                raise self._misformed(f"{name:.80}: a key has no value", where, name, is_open=found is None)
+                raise self._misformed(f"{shorten(name, 80)}: a key has no value", where, name, is_open=found is None)
             constant = found.constant
             key = strip_end(source.text[position : found.start], constant.lead)
             if "\n" in key:
-                raise self._misformed(f"{name:.80}: a key has a line break", position, name)
+                raise self._misformed(f"{shorten(name, 80)}: a key has a line break", position, name)
             begun, position = position, source.skip(constant.tail, found.end, position)
             if constant.tail and position == found.end and source.text.startswith(constant.core, found.end):
-                error = f"{name:.80}: {constant.core * 2!r} follows the key {key[:40]!r}"
+                error = f"{shorten(name, 80)}: {constant.core * 2!r} follows the key {brief(key, 40)}"
                 raise self._misformed(error, begun, name)
             read = self._read_field(position, "value", name)
             position = read.position
             is_twice = key in arguments
             arguments[key], error = self._typed(name, key, read.text, constant.types)
             if is_twice:
-                error = f"{name}: the argument {key[:40]!r} comes twice"
+                error = f"{name}: the argument {brief(key, 40)} comes twice"
             errors += [error] if error else []
         return ReadCall(self._made(name, texts, arguments, errors), read.end, position, read.following, read.ends_call)
 
@@ -346,18 +347,19 @@ class CallReader:
         inner = text[len(opener) : len(text) - len(closer)] if is_wrapped and not is_cut else text
         may_be_text = "string" in types and not self._patterns.has_quoted_values
         value, error = inner, None
+        argument = f"{shorten(name, 80)}: the argument {brief(key, 40)}"
         if may_be_text and types != ("string",):
             value, error = self._types.value(name, key, inner)
         elif not may_be_text:
             try:
                 value = parse_value(inner)
             except ValueError as why:
-                error = f"{name:.80}: the argument {key[:40]!r} is {inner[:40]!r}, which is not a value ({why})"
+                error = f"{argument} is {brief(inner, 40)}, which is not a value ({why})"
         swallowed = self._patterns.swallowed.search(text)
         if is_cut:
-            error = f"{name:.80}: the argument {key[:40]!r} opens {opener!r} and does not close it"
+            error = f"{argument} opens {opener!r} and does not close it"
         elif swallowed:
-            error = f"{name:.80}: the argument {key[:40]!r} holds {swallowed[0][:40]!r}, a tag of the call"
+            error = f"{argument} holds {brief(swallowed[0], 40)}, a tag of the call"
         return value, error
 
     # What all calls have.
@@ -367,13 +369,15 @@ class CallReader:
         around = self._patterns.grammar.name_in_id
         if around is None:
             if "echo" in texts and texts["echo"] != texts["name"]:
-                raise Unreadable(f"a tool call has the names {texts['name']!r:.100} and {texts['echo']!r:.100}", start)
+                raise Unreadable(
+                    f"a tool call has the names {brief(texts['name'], 100)} and {brief(texts['echo'], 100)}", start
+                )
             return texts["name"]
         before, after = around
         given = texts["id"]
         name = given.removeprefix(before).rpartition(after)[0] if after else given.removeprefix(before)
         if not given.startswith(before) or not name:
-            raise Unreadable(f"the id {given!r:.80} of a tool call does not name a function", start)
+            raise Unreadable(f"the id {brief(given)} of a tool call does not name a function", start)
         return name
 
     def _made(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from envsdk._visible import brief
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.reading import SplitReply
@@ -149,7 +150,9 @@ class _Proof:
             return None
         if read.errors:
             return _Failure(f"a reply reads back with an error: {read.errors[0]}")
-        return _Failure(f"a reply reads back as another message: {read.to_openai()!r:.200}", is_wrong=tools is TOOLS)
+        return _Failure(
+            f"a reply reads back as another message: {brief(read.to_openai(), 200)}", is_wrong=tools is TOOLS
+        )
 
     def misread(self, message: Message) -> _Failure | None:
         """Return how what the template writes for a message does not read back; None if it does.
@@ -166,7 +169,9 @@ class _Proof:
         code = self._reader.patterns.code
         read = self._reader.read(code.cut(code.constant(rendered)), _ENDED, TOOLS)
         if read.errors:
-            return _Failure(f"the template writes {rendered!r:.200}, which reads back with an error: {read.errors[0]}")
+            return _Failure(
+                f"the template writes {brief(rendered, 200)}, which reads back with an error: {read.errors[0]}"
+            )
         if stripped(read) == stripped(message):
             return None
         try:
@@ -174,7 +179,8 @@ class _Proof:
         except RenderError:  # nothing else is written for it
             is_wrong = False
         return _Failure(
-            f"the template writes {rendered!r:.200}, which reads back as {read.to_openai()!r:.200}", is_wrong=is_wrong
+            f"the template writes {brief(rendered, 200)}, which reads back as {brief(read.to_openai(), 200)}",
+            is_wrong=is_wrong,
         )
 
     def difference(self, message: Message) -> str:

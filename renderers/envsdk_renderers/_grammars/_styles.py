@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from envsdk._visible import brief
 from envsdk.errors import RenderError
 from envsdk.messages import check_json, with_unique_keys
 
@@ -332,7 +333,7 @@ def _read_notation(coded: str, start: int, style: Style, depth: int) -> tuple[An
     if word[0] in _WORDS:
         return _WORDS[word[0]], word.end()
     if not _NUMBER.fullmatch(word[0]):
-        raise InvalidValue(f"{word[0]!r:.40} is not a value", word.end())
+        raise InvalidValue(f"{brief(word[0], 40)} is not a value", word.end())
     return json.loads(word[0]), word.end()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
+from envsdk._visible import brief
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolCall
 
@@ -62,14 +63,14 @@ class CallWriter:
             for constant in endings if is_verbatim else ():  # which a value may spell
                 if re.search("".join(parts_of(constant.strip())), value):
                     raise RenderError(
-                        f"the argument {key!r:.80} of the call of {call.name!r:.80} would be read as several: it "
+                        f"the argument {brief(key)} of the call of {brief(call.name)} would be read as several: it "
                         f"spells {constant.strip()!r}, which ends an argument and is not a control token; take it out"
                     )
             before = values.before.strip()
             if before and before in key and not any(name in before for name in grammar.controls):
                 raise RenderError(
-                    f"the argument {key!r:.80} of the call of {call.name!r:.80} would be read as another one: its name "
-                    f"spells {before!r}, which ends it and is not a control token; take it out"
+                    f"the argument {brief(key)} of the call of {brief(call.name)} would be read as another one: "
+                    f"its name spells {before!r}, which ends it and is not a control token; take it out"
                 )
             fields.append(WrittenField("key", [TextPiece(key, False)]))
             pieces = write_value(value, values.style)
@@ -203,7 +204,7 @@ class CallWriter:
     def _by_name(self, call: ToolCall) -> Iterable[tuple[str, Any]]:
         if isinstance(call.arguments, str):
             raise RenderError(
-                f"the arguments of the call of {call.name!r} are a string, {call.arguments!r:.80}; the format needs "
+                f"the arguments of the call of {call.name!r} are a string, {brief(call.arguments)}; the format needs "
                 "them by name, so give a dict"
             )
         return [(key, call.arguments[key]) for key in in_order(call.arguments, self._grammar.style.order)]

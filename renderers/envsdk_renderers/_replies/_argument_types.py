@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from envsdk._visible import brief
 from envsdk.messages import ToolSchema
 
 _ALL = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
@@ -94,7 +95,7 @@ class ArgumentTypes:
             expected = " or ".join(sorted(kinds))
             return (
                 text,
-                f"{tool}: the argument {key!r} is {text[:40]!r}, which is not JSON ({error}); expected {expected}",
+                f"{tool}: the argument {key!r} is {brief(text, 40)}, which is not JSON ({error}); expected {expected}",
             )
         if not may_be_text:
             return value, None

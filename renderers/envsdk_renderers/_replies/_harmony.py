@@ -16,6 +16,7 @@ from openai_harmony import (
 )
 from pydantic import ValidationError
 
+from envsdk._visible import brief
 from envsdk.messages import Message, ToolCall, with_unique_keys
 from envsdk.rendering.renderer import TokenIds, errors_at_end
 from envsdk.rendering.tokenizers import Tokenizer
@@ -140,7 +141,7 @@ class HarmonyReader:
         if reply.has_first:  # only the first header lacks the role
             if header[: len(self._role)] != self._role:
                 start = np.concatenate([chunk.header[:40], chunk.body[:40]])
-                reply.errors.append(f"a message is not the assistant's: {self.decode(start)[:40]!r}")
+                reply.errors.append(f"a message is not the assistant's: {brief(self.decode(start), 40)}")
                 return
             header = header[len(self._role) :]
         reply.has_first = True
@@ -219,7 +220,7 @@ class _HarmonyReply:
             return False
         if channel not in ("final", "commentary"):
             self.errors.append(
-                "a message has no channel" if channel is None else f"there is no channel {channel!r:.80}"
+                "a message has no channel" if channel is None else f"there is no channel {brief(channel)}"
             )
         self.content.append(text)
         return False

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from envsdk._visible import shorten
 from envsdk.errors import ConfigError
 from envsdk.messages import Message, ToolCall
 from envsdk.rendering.reading import Segment, SplitReply
@@ -65,7 +66,7 @@ class ResponseTemplate:
             found = self._parse(text + stops[0] if sampled.is_ended else text, opening)
             return _message(found, errors)
         except Exception as error:  # the template's regular expressions and JSON may raise anything
-            why = f"the reply does not fit the response template: {type(error).__name__}: {error!s:.200}"
+            why = f"the reply does not fit the response template: {type(error).__name__}: {shorten(str(error), 200)}"
             return Message(role="assistant", content=text, errors=(why, *errors))
 
 
@@ -90,4 +91,4 @@ def _call(item: Any) -> ToolCall:
     try:
         return ToolCall.from_openai(item)
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
-        return ToolCall(name="", arguments=str(item), error=f"a tool call cannot be read: {error!s:.200}")
+        return ToolCall(name="", arguments=str(item), error=f"a tool call cannot be read: {shorten(str(error), 200)}")

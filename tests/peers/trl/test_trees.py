@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -80,7 +79,7 @@ class Ranked(Doubts):
 
     def respond(self, reply: Message) -> Turn:
         turn = super().respond(reply)
-        return replace(turn, reward=2.0**self.rank if turn.terminated else 0.0)
+        return turn.replace(reward=2.0**self.rank if turn.terminated else 0.0)
 
 
 class Lead(Doubts):
