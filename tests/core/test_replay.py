@@ -258,9 +258,8 @@ class Parent(Env):
         return Turn("Delegate.")
 
     def respond(self, reply: Message) -> Turn | list[Handoff]:
-        return [
-            Handoff(Child(self.reward if n == 1 else 0.5), role="child", timeout_s=self.timeout_s) for n in range(3)
-        ]
+        second = Handoff(Child(self.reward), role="child", timeout_s=self.timeout_s)
+        return [Handoff(Child(0.5), role="child"), second, Handoff(Child(0.5), role="child")]
 
     def resume(self, result: list[HandoffResult]) -> Turn:
         return Turn(" ".join(str(one.error) for one in result), terminated=True)
