@@ -17,12 +17,13 @@ ROOT = Path(envsdk.__file__).parents[1]
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
+        "_visible",
         "_describing _spans",
         "errors",
         "_arguments",
         "_packages _untrusted",
         "images",
-        "messages limits _specifications _visible _palette",
+        "messages limits _specifications _palette",
         "_cards",
         "rendering",
         "contexts",
