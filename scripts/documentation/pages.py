@@ -79,8 +79,8 @@ def site_pages() -> dict[str, str]:
     texts = {name: relinked(name, (CHECKOUT / name).read_text(encoding="utf-8")) for name in names}
     pages = {path_of(name): text for name, text in texts.items()}
     first_screen = texts["README.md"].partition("\n\n")[2].partition("\n![")[0]
-    version = f"Version {__version__} · [what changed](changelog.md) · Apache-2.0"
-    pages["index.md"] = texts["docs/home.md"].replace(FIRST_SCREEN, f"{version}\n\n{first_screen}")
+    version = f"[Version {__version__}](changelog.md), Apache-2.0"
+    pages["index.md"] = texts["docs/home.md"].replace(FIRST_SCREEN, f"{version} ·\n{first_screen}")
     pages[path_of("examples/README.md")] += example_code()
     return pages | made
 

@@ -8,7 +8,8 @@ from . import charts, episodes, results, sequence, tokens
 
 FOLDER = CHECKOUT / "docs" / "drawings"
 DRAWINGS: Mapping[str, Callable[[], str]] = {
-    "episode.svg": episodes.moving,
+    "episode.svg": partial(episodes.in_viewer, moves=True),
+    "viewer.svg": partial(episodes.in_viewer, moves=False),
     "deltas.svg": episodes.deltas,
     "breaks.svg": episodes.breaks,
     "handoffs.svg": episodes.handoffs,

@@ -3,11 +3,15 @@
 from typing import Any
 
 import envsdk
-from envsdk import Limits, Trajectory
+from envsdk import Limits, Trajectory, _palette
+from envsdk.viewer._episodes import episode as facts_of
+from envsdk.viewer._json import BreakJSON, EpisodeJSON, MessageJSON, StepJSON
 
 from .svg import DROPPED, INK, KEPT, OBSERVED, SAMPLED, SOFT, Drawing
 
 LEFT, ROW, BAR, WIDTH = 150, 34, 18, 820
+LANE = 84
+"""Where a lane begins in the drawing of the viewer."""
 POLICIES = {
     "keep": "keep",
     "strip": "strip",
@@ -17,6 +21,9 @@ POLICIES = {
     "planned": "planned:cached=0.5",
 }
 """The history policies that are drawn, by the names of their drawings."""
+GOOD, EARNED = _palette.GOOD.light, _palette.GOOD.light_text
+ASKED, REPLIED = _palette.OBSERVED.light_text, _palette.SAMPLED.light_text
+"""The viewer's colors of rewards, and of the roles user and assistant."""
 COLORS = {"kept": KEPT, "observed": OBSERVED, "sampled": SAMPLED, "trained": SAMPLED, "dropped": DROPPED}
 
 
@@ -71,38 +78,88 @@ def history(name: str) -> str:
     return drawing.svg()
 
 
-def moving() -> str:
-    """Draw an episode as it grows: each step appears after the one before it, and the whole stays for some seconds.
+def in_viewer(*, moves: bool) -> str:
+    """Draw an episode as the viewer's page shows it on a narrow screen: its lane, and its conversation.
 
-    Readers who prefer reduced motion get the whole at once.
+    If it moves, each step appears after the one before it, and the whole stays for some seconds.
     """
-    trajectory = episode("envsdk/MathChat-v0", POLICIES["compact"], questions=7)
-    prompts, row, left, every_s, pause_s = list(trajectory.prompts()), 42, 178, 1.2, 5.0
-    whole_s = every_s * len(prompts) + pause_s
-    drawing = Drawing(600, 96 + row * len(prompts), "An episode of seven questions: what the model sees at each step")
-    scale = (drawing.width - left - 20) / max(len(prompt.prompt) + len(prompt.action) for prompt in prompts)
-    messages = [message for message in trajectory.contexts["main"].messages if message.role != "system"]
-    drawing.text(20, 30, 'envsdk/MathChat-v0, history="compact:every=3"', size=16)
-    _legend(drawing, "kept observed sampled trained dropped")
-    style = ["g { animation: 0s infinite }"]
-    for index, prompt in enumerate(prompts):
-        step, y = prompt.step, 82 + row * index
-        start = 100 * every_s * index / whole_s
+    facts = facts_of(episode("envsdk/MathChat-v0", "compact:every=2", questions=5))
+    steps, messages, every_s = facts["steps"], facts["contexts"][0]["messages"], 1.6
+    whole_s = every_s * len(steps) + 6
+    drawing = Drawing(440, 472, "An episode in the viewer: its drawing, and its conversation")
+    _frame_of_viewer(drawing, facts)
+    scale, y = (drawing.width - LANE - 14) / steps[-1]["stop"], 204
+    style = [f"g {{ animation: {whole_s:.1f}s infinite }}"]
+    for step in steps:
+        start = 100 * every_s * step["index"] / whole_s
         frames = f"0%, {start:.1f}% {{ opacity: 0 }} {start + 3:.1f}%, 97% {{ opacity: 1 }} 100% {{ opacity: 0 }}"
-        style.append(f"@keyframes step{index} {{ {frames} }}")
-        drawing.parts.append(f'<g style="animation-name: step{index}; animation-duration: {whole_s:.1f}s">')
-        question, answer = (message.content for message in messages[2 * index : 2 * index + 2])
-        drawing.text(20, y + 6, question.removeprefix("Right. "), size=14)
-        drawing.text(20, y + 23, f"{answer} · reward {sum(step.rewards.values()):.2f}", size=13, color=SOFT)
-        _bar(drawing, prompt, left, y, scale)
-        if step.break_ is not None:
-            dropped = step.break_.dropped * scale
-            drawing.box(left + step.keep * scale, y - 10, dropped, 8, DROPPED)
-            _label(drawing, left + step.keep * scale, dropped, y - 2, step.break_.reason)
+        style.append(f"@keyframes step{step['index']} {{ {frames} }}")
+        drawing.parts.append(f'<g style="animation-name: step{step["index"]}">' if moves else "<g>")
+        if step["break"] is not None:
+            _break_in_viewer(drawing, step, step["break"], scale, y)
+            y += 25
+        _step_in_viewer(drawing, step, messages, scale, y)
+        y += 46
+        if step is steps[-1]:
+            drawing.text(252, 62, "reward", size=12)
+            drawing.text(298, 62, f"{facts['reward']:.3f}", size=12, color=EARNED, bold=True)
+            drawing.text(346, 62, facts["status"], size=12, color=SOFT)
         drawing.parts.append("</g>")
-    style.append("@media (prefers-reduced-motion: reduce) { g { animation: none !important } }")
-    drawing.parts.insert(0, f"<style>{' '.join(style)}</style>")
+    if moves:
+        style.append("@media (prefers-reduced-motion: reduce) { g { animation: none !important } }")
+        drawing.parts.insert(0, f"<style>{' '.join(style)}</style>")
     return drawing.svg()
+
+
+def _frame_of_viewer(drawing: Drawing, facts: EpisodeJSON) -> None:
+    """Draw what the viewer's page shows around the steps of an episode with one context."""
+    for points in (((3, 2), (3, 14)), ((3, 6), (8, 6), (8, 12)), ((8, 9), (13, 9), (13, 14))):
+        drawing.path([(x + 14, y + 12) for x, y in points], stroke=ASKED)
+    drawing.box(40, 9, 50, 22, "#e4eefa")
+    drawing.text(48, 24, "run 1", size=13, color=ASKED)
+    drawing.text(426, 24, f"{facts['env']} · reference · {facts['history']['name']}", size=12, color=SOFT, anchor="end")
+    drawing.text(14, 62, "Episode 1", size=14, bold=True)
+    drawing.text(96, 62, facts["id"], size=13, color=SOFT)
+    for x, width, view in ((14, 98, "Conversation"), (112, 66, "Tokens"), (178, 66, "Prompt"), (244, 60, "About")):
+        is_shown = view == "Conversation"
+        drawing.box(x, 74, width, 24, "#e4eefa" if is_shown else "#ffffff", ASKED if is_shown else "#cdcdc7")
+        drawing.text(x + width / 2, 90, view, size=13, color=ASKED if is_shown else INK, anchor="middle")
+    for y in (40, 106, 156, 180):
+        drawing.line(0, y, drawing.width, y, "#e3e7ee")
+    drawing.line(74, 106, 74, 156, "#e3e7ee")
+    drawing.line(76, 134, 432, 134)
+    drawing.box(0, 118, 3, 32, ASKED)
+    drawing.text(14, 139, "main", size=13, color=ASKED, bold=True)
+    _legend(drawing, "kept observed sampled trained dropped", 173)
+
+
+def _step_in_viewer(drawing: Drawing, step: StepJSON, messages: list[MessageJSON], scale: float, y: float) -> None:
+    """Draw a step's block in the lane, and its two messages."""
+    x, reply_x, end = LANE + scale * step["start"], LANE + scale * step["action_start"], LANE + scale * step["stop"] - 2
+    drawing.box(x, 126, reply_x - x, 16, OBSERVED)
+    drawing.box(reply_x, 126, end - reply_x, 16, SAMPLED)
+    drawing.box(reply_x, 142, end - reply_x, 2, INK)  # they are all trained
+    drawing.box(x, 146, end - x, 3, GOOD)
+    asked, replied = messages[(step["reply"] or 0) - 1], messages[step["reply"] or 0]
+    for place, message, color in ((y, asked, ASKED), (y + 21, replied, REPLIED)):
+        drawing.box(14, place - 13, 3, 18, color)
+        drawing.text(24, place, message["role"], size=12, color=color, bold=True)
+        drawing.text(96, place, message["content"], size=13)
+    drawing.text(180, y + 21, f"step {step['index'] + 1} · {step['sampled']} tokens", size=12, color=SOFT)
+    drawing.text(300, y + 21, f"correct +{step['reward']:.4f}", size=12, color=EARNED, bold=True)
+
+
+def _break_in_viewer(drawing: Drawing, step: StepJSON, break_: BreakJSON, scale: float, y: float) -> None:
+    """Draw a break before its step: hatched tokens and a zigzag in the lane, and a line in the conversation."""
+    x = LANE + scale * step["start"]
+    for _, first, last in step["dropped"]:
+        drawing.box(LANE + scale * first, 126, scale * (last - first) - 2, 16, DROPPED, opacity=0.7)
+    drawing.path([(x - 4 + 5 * (tooth % 2), 121 + 5 * tooth) for tooth in range(6)], stroke=SOFT)
+    label = f"{break_['reason']} −{break_['dropped']}"
+    fits = x + 4 + 7 * len(label) < drawing.width
+    drawing.text(x + 4, 120, label if fits else break_["reason"], size=11, color=SOFT)
+    text = f"{break_['reason']}: {break_['dropped']} tokens dropped, {break_['kept']} kept"
+    drawing.text(drawing.width / 2, y, text, size=12, color=SOFT, anchor="middle", bold=True)
 
 
 def folds(*, as_played: bool) -> str:
@@ -172,13 +229,13 @@ def tree() -> str:
     return drawing.svg()
 
 
-def _legend(drawing: Drawing, kinds: str) -> None:
+def _legend(drawing: Drawing, kinds: str, y: float = 54) -> None:
     """Write the meaning of the colors: the names are those of the viewer's legend."""
     x = 20.0
     for kind in kinds.split():
-        drawing.legend(x, 54, {kind: COLORS[kind]})
+        drawing.legend(x, y, {kind: COLORS[kind]})
         if kind == "trained":
-            drawing.box(x, 54, 12, 2, INK)
+            drawing.box(x, y, 12, 2, INK)
         x += 36 + 6.4 * len(kind)
 
 

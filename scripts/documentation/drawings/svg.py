@@ -24,11 +24,22 @@ class Drawing:
     title: str
     parts: list[str] = field(default_factory=list[str])
 
-    def box(self, x: float, y: float, width: float, height: float, fill: str, stroke: str = "none") -> None:
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        fill: str,
+        stroke: str = "none",
+        *,
+        opacity: float | None = None,
+    ) -> None:
         """Draw a rectangle."""
+        shown_through = "" if opacity is None else f' opacity="{opacity}"'
         self.parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2" fill="{fill}" '
-            f'stroke="{stroke}"/>'
+            f'stroke="{stroke}"{shown_through}/>'
         )
 
     def line(self, x: float, y: float, to_x: float, to_y: float, color: str = LINE, *, arrow: bool = False) -> None:
@@ -55,11 +66,13 @@ class Drawing:
         color: str = INK,
         anchor: str = "start",
         code: bool = False,
+        bold: bool = False,
     ) -> None:
         """Write one line of text."""
+        weight = ' font-weight="600"' if bold else ""
         family = ' font-family="ui-monospace, Menlo, Consolas, monospace"' if code else ""
         self.parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}" text-anchor="{anchor}"{family}>'
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}" text-anchor="{anchor}"{family}{weight}>'
             f"{escape(text)}</text>"
         )
 

@@ -76,7 +76,7 @@ def test_the_class_of_the_readme_is_trained_by_the_lines_after_it(model_folder: 
     }
     for written, here in {
         '"Qwen/Qwen3-0.6B"': repr(str(model_folder)),
-        "(model, reward_func, ": "(model, reward_func, args, ",
+        "    trl.reward_func,\n": "    trl.reward_func,\n    args,\n",
     }.items():
         assert train.count(written) == 1
         train = train.replace(written, here)
