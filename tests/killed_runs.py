@@ -42,7 +42,7 @@ if __name__ == "__main__":
 def play(
     program: Path, out: Path, tasks: int, executor: str = "", env: str = "", kill_after_s: float | None = None
 ) -> list[str]:
-    """Play or continue a run in a process of its own, and kill it some time after it has begun; return what it reported.
+    """Play or continue a run in a process of its own, or kill it after it has begun; return the ids that it reported.
 
     An environment that is named is played by its reference.
     """
