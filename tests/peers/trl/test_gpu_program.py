@@ -12,6 +12,7 @@ from gpu.attention import Measurement, check
 RUN = Path(__file__).resolve().parents[2] / "gpu" / "run.py"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++, which FlexAttention needs on a CPU")
 def test_on_a_cpu_all_ways_are_exact_and_the_trainer_trains_all_tokens(tmp_path: Path) -> None:
     out = tmp_path / "found.json"

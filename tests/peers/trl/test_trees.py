@@ -78,8 +78,9 @@ class Ranked(Doubts):
         return super().start()
 
     def respond(self, reply: Message) -> Turn:
-        turn = super().respond(reply)
-        return turn.replace(reward=2.0**self.rank if turn.terminated else 0.0)
+        self.asked += 1
+        is_over = self.asked == self.turns
+        return Turn("Sure?", reward=2.0**self.rank if is_over else 0.0, terminated=is_over)
 
 
 class Lead(Doubts):

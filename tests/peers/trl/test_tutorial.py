@@ -18,6 +18,7 @@ PAGE = (CHECKOUT / "docs" / "tutorials" / "train-with-trl.md").read_text(encodin
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.full  # tests/test_documents.py enters the page, too
 def test_the_small_model_of_the_tutorial_learns_with_stripped_thinking(tmp_path: Path):
     printed = ""
     for language, code in BLOCK.findall(PAGE):
