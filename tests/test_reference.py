@@ -19,7 +19,6 @@ from documentation.commands import commands_page
 from documentation.formats import RECORDS, formats_page
 from documentation.names import CHECKOUT, PACKAGES, names_of, public_names
 from documentation.pages import LINK, configuration, path_of, relinked, site_pages
-from documentation.reference import reference_pages
 from documents import PAGES, code_of, name_of
 
 import envsdk
@@ -27,9 +26,16 @@ from envsdk.cli import app
 
 
 @cache
+def pages() -> dict[str, str]:
+    """The pages of the site."""
+    return site_pages()
+
+
+@cache
 def entries() -> set[str]:
     """The paths that the reference has."""
-    return set(re.findall(r"^(?:::: |- `)([\w.]+)", "\n".join(reference_pages().values()), flags=re.MULTILINE))
+    reference = "\n".join(text for path, text in pages().items() if path.startswith("reference/"))
+    return set(re.findall(r"^(?:::: |- `)([\w.]+)", reference, flags=re.MULTILINE))
 
 
 def has_entry(module: str, name: str) -> bool:
@@ -105,12 +111,12 @@ def test_every_field_of_a_record_is_listed():
 
 def test_every_page_of_the_documentation_is_in_the_navigation():
     navigation = configuration()
-    for path in site_pages():
+    for path in pages():
         assert f'"{path}"' in navigation, f"docs/zensical.toml lacks {path}"
 
 
 def test_the_front_page_has_the_first_screen_of_the_readme_and_the_version():
-    front = site_pages()["index.md"]
+    front = pages()["index.md"]
     assert all(code in front for code in code_of(CHECKOUT / "README.md")[:1])
     assert (
         f"Version {envsdk.__version__}" in front and "drawings/episode.svg" in front and "<!-- the version" not in front
