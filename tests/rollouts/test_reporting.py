@@ -349,14 +349,14 @@ def test_a_terminal_that_is_closed_during_the_run_ends_nothing(
     monkeypatch.setattr(sys, "stderr", stream)
 
     async def run() -> int:
-        rollouts = run_of(policy=answers_slowly, seeds=range(3), max_concurrency=1, progress="auto")
+        rollouts = run_of(policy=answers_slowly, max_concurrency=1, progress="auto")
         running, written = asyncio.create_task(rollouts.arun()), b""
-        while b"/3 episodes" not in written:
+        while b"/8 episodes" not in written:
             written += await asyncio.to_thread(os.read, master, 100_000)
         os.close(master)
         return len(await running)
 
-    assert asyncio.run(run()) == 3
+    assert asyncio.run(run()) == 8
     assert caplog.text.count("the progress display failed; the run continues") == 1
     with contextlib.suppress(OSError):  # what was not written
         stream.close()
