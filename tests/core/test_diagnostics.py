@@ -160,7 +160,7 @@ def test_the_samplers_log_probabilities_are_checked_too():
 def test_what_is_no_list_of_samples_is_refused(wrong: Any):
     with pytest.raises(InvalidSample, match=r"list of samples|sample 0 is a"):
         kl(wrong, [np.zeros(6)])
-    with pytest.raises(InvalidSample, match="trainer_logprobs is a int; expected a list"):
+    with pytest.raises(InvalidSample, match="trainer_logprobs is an int; expected a list"):
         kl([two_steps()], 3)  # pyright: ignore[reportArgumentType]
 
 
