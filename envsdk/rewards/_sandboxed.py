@@ -19,8 +19,6 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
-from .._visible import type_of
-
 _PR_SET_DUMPABLE = 4
 _PLAIN = {bool, int, float, str, type(None)}
 _LISTS: dict[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
@@ -193,7 +191,7 @@ class ObjectClient(Pipe):
     def number_of(self, value: Any) -> int:
         """See `ValueCodec`."""
         if not isinstance(value, Remote):
-            raise TypeError(f"{type_of(value)} cannot be passed to the reply's code; expected a plain value")
+            raise TypeError(f"a {type(value).__name__} cannot be passed to the reply's code; expected a plain value")
         return vars(value)["_number"]
 
     def object_of(self, number: int) -> Remote:

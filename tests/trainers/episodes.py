@@ -214,7 +214,7 @@ DEFECTS: dict[str, tuple[Callable[[Sample], Any], str]] = {
             ([], "has 0 values, but there are"),
             (np.zeros(2, np.int32), r"has shape \(2,\)"),
             (np.zeros((), np.int32), r"has shape \(\)"),
-            (np.array(["a"]), "is an ndarray of <U1; expected numbers"),
+            (np.array(["a"]), "is a ndarray of <U1; expected numbers"),
             (np.ma.masked_array([1]), "is a MaskedArray"),
         )
     },
