@@ -36,11 +36,11 @@ class Halving:
 
 
 def main() -> None:
-    """Play 40 tasks with each policy, four times."""
+    """Play 20 tasks with each policy, four times."""
     options = {"renderer": "qwen3", "tokenizer": "embedded", "limits": {"max_steps": 7}}
     runs = {
         share: Rollouts(
-            "envsdk/GuessNumber-v1", Halving(share), seeds=range(40), group_size=4, env_options=options
+            "envsdk/GuessNumber-v1", Halving(share), seeds=range(20), group_size=4, env_options=options
         ).run()
         for share in (0.1, 0.4)
     }

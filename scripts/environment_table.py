@@ -34,7 +34,7 @@ def table() -> str:
 
 def row(name: str) -> str:
     """Return the row of an environment."""
-    card = card_of(name, seeds=2, histories=("strip", *HISTORIES.get(name, ())))
+    card = card_of(name, seeds=1, histories=("strip", *HISTORIES.get(name, ())))
     kept, *others = card.breaks.values()
     more = list(dict.fromkeys(reason for other in others for reason in other if reason not in kept))
     breaks = ", ".join(kept) or "none"

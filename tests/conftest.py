@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, settings
 
 from envsdk import Renderer, get_renderer, load_tokenizer
 from envsdk.rendering.tokenizers import Tokenizer
+from envsdk.testing._environments import CHECKS
 
 os.environ["ENVSDK_TEMPLATE_CACHE"] = "off"  # what an earlier run measured is not tested again
 
 # A slow machine fails no test.
 SLOW = [HealthCheck.too_slow]
 REPEATABLE: dict[str, Any] = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": SLOW}
-settings.register_profile("short", max_examples=12, **REPEATABLE)
+settings.register_profile("short", max_examples=8, **REPEATABLE)
 settings.register_profile("full", max_examples=100, **REPEATABLE)
 settings.register_profile("explore", deadline=None, max_examples=2000, suppress_health_check=SLOW)
 
@@ -69,6 +70,19 @@ def pytest_collection() -> Generator[None, object, object]:
 def is_full(request: pytest.FixtureRequest) -> bool:
     """Whether tests that draw from something large take all of it."""
     return bool(request.config.getoption("--full"))
+
+
+SLOW_CHECKS = {
+    *("garbage replies", "injected text", "enormous replies", "cut replies", "same bytes in another process")
+}
+
+
+@pytest.fixture
+def quick_checks(is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the slowest checks of environments in a short run, where it is the call of `check_env` that matters."""
+    if not is_full:
+        quick = {name: kind for name, kind in CHECKS.items() if name not in SLOW_CHECKS}
+        monkeypatch.setattr("envsdk.testing._environments.CHECKS", quick)
 
 
 @pytest.hookimpl(trylast=True)

@@ -30,6 +30,7 @@ async def main(out, tasks, executor, env):
     policy = "reference" if env else Slow()
     rollouts = Rollouts(env or "envsdk/GuessNumber-v1", policy, seeds=range(tasks), group_size=8, max_concurrency=64,
         out=out, resume=True, executor=executor or None, n_workers=2)
+    print("begun", flush=True)
     async for trajectory in rollouts:
         print(trajectory.id, flush=True)
 
@@ -41,12 +42,13 @@ if __name__ == "__main__":
 def play(
     program: Path, out: Path, tasks: int, executor: str = "", env: str = "", kill_after_s: float | None = None
 ) -> list[str]:
-    """Play or continue a run in a process of its own, and kill it after a while; return the ids that it reported.
+    """Play or continue a run in a process of its own, or kill it after it has begun; return the ids that it reported.
 
     An environment that is named is played by its reference.
     """
     command = [sys.executable, str(program), str(out), str(tasks), executor, env]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
         if kill_after_s is not None:
             time.sleep(kill_after_s)
             os.killpg(process.pid, signal.SIGKILL)

@@ -33,6 +33,7 @@ FOLDERS = "envsdk|tests|docs|examples|scripts|renderers|environments"
 PATH = re.compile(rf"`((?:{FOLDERS})/(?:[\w-]+/)*(?:\w[\w.-]*\.[a-z]+)?)`")
 
 
+@pytest.mark.usefixtures("quick_checks")
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_the_code_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,7 @@
-"""The README's code runs as it is in a notebook; `test_code_blocks.py` runs it as a program."""
+"""The README's code runs as it is in a notebook; `test_code_blocks.py` runs it as a program.
+
+A short run has another notebook: `tests/viewer/test_notebook.py`.
+"""
 
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from nbclient import NotebookClient
 README = CHECKOUT / "README.md"
 
 
+@pytest.mark.full
 def test_the_readmes_examples_run_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(folder, str(tmp_path / folder))

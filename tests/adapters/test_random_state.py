@@ -76,10 +76,11 @@ def errors_of(**options: Any) -> list[tuple[str, str | None]]:
     return [((trajectory.error or "").partition(":")[0], trajectory.error_kind) for trajectory in found]
 
 
-def test_while_a_method_does_not_return_the_others_fail_with_a_typed_error():
+def test_while_a_method_does_not_return_the_others_fail_with_a_typed_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("envsdk.rollouts._player._GRACE_S", 0.2)
     GO_ON.clear()
     lost = ("WorkerLost", "infrastructure")
-    assert errors_of(method_timeout_s=1.0, max_retries=0) == [("DeadlineExceeded", "environment"), lost, lost, lost]
+    assert errors_of(method_timeout_s=0.5, max_retries=0) == [("DeadlineExceeded", "environment"), lost, lost, lost]
     GO_ON.set()  # now it returns
     assert errors_of() == [("", None)] * 4
 

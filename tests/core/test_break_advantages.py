@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,27 +169,45 @@ class Estimates(NamedTuple):
 Credit = Callable[[Sequence[Sample], Sequence[BreakValue]], Sequence[Sample]]
 
 
-def enumerate_all(
-    make_env: Callable[[], Env], n_decisions: int, credit: Credit = add_break_advantages
-) -> tuple[np.ndarray, Estimates]:
-    """The exact gradient, and the estimators with and without the credit of breaks, from one pair of plays each."""
+class Played(NamedTuple):
+    """An episode with one pair of plays for its break, if it has one."""
+
+    chance: float
+    samples: Sequence[Sample]
+    decisions: list[tuple[str, int]]
+    values: Sequence[BreakValue]
+    tokens: tuple[int, int]
+
+
+@cache
+def enumerate_all(make_env: Callable[[], Env], n_decisions: int) -> tuple[np.ndarray, list[Played]]:
+    """The exact gradient, and all that may happen."""
     known = list(episodes(make_env))
     assert sum(one.probability for one in known) == pytest.approx(1.0, abs=1e-12)
     mean = sum(one.probability * one.trajectory.reward for one in known)
     baseline = round(64 * mean) / 64  # so that float32 has all advantages exactly
-    exact, rows = np.zeros(N_LOGITS), list[Any]()
+    exact, rows = np.zeros(N_LOGITS), list[Played]()
     for probability, trajectory, decisions in known:
         exact += probability * trajectory.reward * sum(score(*decision) for decision in decisions)
         samples = [replace(s, advantage=per_token(s, s.reward - baseline)) for s in trajectory.samples()]
-        outcome, sampled = gradient_of(samples, decisions), trajectory.sampled_tokens
+        sampled = trajectory.sampled_tokens
         has_break = any(break_.kind == "rewrite" for break_ in trajectory.breaks)
         draws = list(itertools.product(range(PARTS), repeat=n_decisions)) if has_break else [()]
         for numbers in draws:
             values = break_values(make_env, Softmax([], [numbers]), [trajectory], k=1)
             assert [value.pairs for value in values] == [1] * has_break
             tokens = (sampled, sampled + sum(value.sampled_tokens for value in values))
-            rows.append((probability / len(draws), outcome, gradient_of(credit(samples, values), decisions), tokens))
-    return exact, Estimates(*map(np.array, zip(*rows, strict=True)))
+            rows.append(Played(probability / len(draws), samples, decisions, values, tokens))
+    return exact, rows
+
+
+def estimates_of(played: Sequence[Played], credit: Credit = add_break_advantages) -> Estimates:
+    """The estimators without and with a credit of breaks."""
+    rows = [
+        (chance, gradient_of(samples, decisions), gradient_of(credit(samples, values), decisions), tokens)
+        for chance, samples, decisions, values, tokens in played
+    ]
+    return Estimates(*map(np.array, zip(*rows, strict=True)))
 
 
 summarizing = partial(Errand, history={"name": "summarize", "threshold": 60})
@@ -197,7 +215,8 @@ dropping = partial(Gamble, history={"name": "budget", "max_tokens": 80, "order":
 
 
 def test_the_credit_of_a_summary_is_exact_with_less_than_a_quarter_of_the_variance_for_as_many_tokens() -> None:
-    exact, estimates = enumerate_all(summarizing, 1)
+    exact, played = enumerate_all(summarizing, 1)
+    estimates = estimates_of(played)
     assert estimates.chances @ estimates.credit == pytest.approx(exact, abs=1e-9)
     outcome, credit = estimates.variances("summary")
     assert credit < outcome / 4
@@ -206,7 +225,8 @@ def test_the_credit_of_a_summary_is_exact_with_less_than_a_quarter_of_the_varian
 
 
 def test_the_credit_of_other_causes_is_exact_although_only_some_replies_cause_a_break() -> None:
-    exact, estimates = enumerate_all(dropping, 2)
+    exact, played = enumerate_all(dropping, 2)
+    estimates = estimates_of(played)
     assert estimates.chances @ estimates.outcome == pytest.approx(exact, abs=1e-9)
     assert estimates.chances @ estimates.credit == pytest.approx(exact, abs=1e-9)
 
@@ -222,7 +242,8 @@ def test_the_difference_alone_would_be_biased_for_other_causes() -> None:
                     changed[index] = replace(sample, advantage=advantage.astype(np.float32))
         return changed
 
-    exact, estimates = enumerate_all(dropping, 2, difference)
+    exact, played = enumerate_all(dropping, 2)
+    estimates = estimates_of(played, difference)
     assert np.abs(estimates.chances @ estimates.credit - exact).max() > 0.01
 
 

@@ -343,6 +343,7 @@ def test_limits_of_the_episode_count_branches():
 # Notes.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("renderer", RENDERERS)
 @pytest.mark.parametrize("history", HISTORIES, ids=lambda history: str(history)[:40])
 def test_notes_survive_every_break(history: Any, renderer: str):

@@ -101,15 +101,20 @@ def run(*arguments: str) -> str:
 
 def forms_of_messages(name: str) -> Iterator[re.Pattern[str]]:
     """The texts and f-strings of the files that name an error, as patterns."""
-    for root, package in zip(ROOTS, ("envsdk", "envsdk_renderers", "envsdk_environments"), strict=True):
-        for file in (root / package).rglob("*.py"):
-            if name in file.read_text(encoding="utf-8"):
-                yield from forms_in(file)
+    for source in sources():
+        if name in source:
+            yield from forms_in(source)
 
 
 @functools.cache
-def forms_in(file: Path) -> list[re.Pattern[str]]:
-    return [form for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if (form := form_of(node))]
+def sources() -> list[str]:
+    folders = zip(ROOTS, ("envsdk", "envsdk_renderers", "envsdk_environments"), strict=True)
+    return [file.read_text(encoding="utf-8") for root, package in folders for file in (root / package).rglob("*.py")]
+
+
+@functools.cache
+def forms_in(source: str) -> list[re.Pattern[str]]:
+    return [form for node in ast.walk(ast.parse(source)) if (form := form_of(node))]
 
 
 def form_of(node: ast.AST) -> re.Pattern[str] | None:

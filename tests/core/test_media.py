@@ -1,13 +1,15 @@
 """Images in contexts, records and samples."""
 
 import json
+import shutil
 
 import huggingface_hub
 import numpy as np
 import pytest
 import real_models
 from envsdk_renderers._fixed_base import FixedBase
-from vision_models import picture, processed_ids, qwen_processor, vision_renderer
+from transformers import PreTrainedTokenizerFast
+from vision_models import QwenImageProcessor, picture, processed_ids, qwen_processor, vision_renderer
 
 import envsdk
 from envsdk import Action, Env, Message, Sample, Trajectory, Turn
@@ -15,6 +17,7 @@ from envsdk.diagnostics._costs import cost
 from envsdk.errors import ConfigError, RenderError, TurnError
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rendering.tokenizers import load_tokenizer
+from envsdk.rendering.tokenizers._files import DATA
 from envsdk.rollouts import Rollouts, StoredRun
 from envsdk.trajectories._media import write_images
 
@@ -228,14 +231,19 @@ def test_a_renderer_of_texts_refuses_an_image_and_names_the_message():
 
 
 def test_a_folder_with_the_files_of_a_processor_is_found_without_an_option(tmp_path):
-    for file in real_models.qwen3_folder().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "chat_template.jinja").write_text(real_models.template("qwen2_5_vl"))
-    images = {**qwen_processor().image_processor.to_dict(), "image_processor_type": "Qwen2VLImageProcessor"}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
+    template = real_models.template("qwen2_5_vl")
+    shutil.copy(DATA / "embedded.json", tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    (tmp_path / "chat_template.jinja").write_text(template)
+    images = qwen_processor().image_processor
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({**images.to_dict(), "image_processor_type": "Qwen2VLImageProcessor"})
+    )
     renderer = envsdk.get_renderer("fixed_base", str(tmp_path))
     message = Message(role="user", content=[TextPart(text="What?"), picture(1, 200, 160)])
-    assert renderer.render([message]).tokens.tolist() == processed_ids(qwen_processor(), [message])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    official = QwenImageProcessor(images, tokenizer, template)
+    assert renderer.render([message]).tokens.tolist() == processed_ids(official, [message])
 
 
 def test_the_options_of_an_image_processor_are_json_in_the_specification():

@@ -142,6 +142,7 @@ def test_a_forgotten_await_says_so(base: type[Env], name: str, returned: Callabl
 
 # What newcomers write.
 
+NAMES = compile(PRELUDE, "prelude.py", "exec")
 ALL = [(part, *mistake) for part, mistakes in MISTAKES.items() for mistake in mistakes]
 
 
@@ -162,7 +163,7 @@ def fault_of(code: str) -> tuple[str, str, bool]:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            exec(PRELUDE, names)
+            exec(NAMES, names)
             exec(compile(code, "mistake.py", "exec"), names)
         except Exception as error:
             text = "".join(traceback.format_exception_only(error)).partition(": ")[2]

@@ -48,6 +48,7 @@ def test_any_reply_has_the_same_score_from_0_to_1_each_time_and_in_a_copy(name: 
     assert copies == [function] * 2
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", SCORERS)
 @pytest.mark.parametrize(
     "reply", ["9" * 10**6, "1/" * 10**6, "1,234" * 10**5, " " * 10**6, "a" + "\u0300\u0327" * 10**5]

@@ -156,7 +156,7 @@ def test_the_hub_is_asked_once_if_it_does_not_answer(hub: Path, monkeypatch: pyt
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         with pytest.raises(TokenizerError, match=REPO_ID):
             load_tokenizer(REPO_ID)

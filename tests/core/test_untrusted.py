@@ -30,8 +30,8 @@ REPEATED = {
     *(f"manifest.json {what}" for what in ("is a device", "is outside", "has 2 GiB", "is deep")),
     *(f"a line of {what}" for what in ("lists", "objects", "pairs")),
     *(f"{what} in a line of 2 GiB" for what in ("records", "requests", "tasks")),
-    *("a run continues after a line of 2 GiB", "4 GiB in 130 KB are shown"),
-    *("4 GiB of empty lines in 130 KB", "a run continues after 4 GiB in 130 KB", "thirty million empty lines of times"),
+    *("a run continues after a line of 2 GiB", "1 GiB in 33 KB are shown"),
+    *("1 GiB of empty lines in 33 KB", "a run continues after 1 GiB in 33 KB", "thirty million empty lines of times"),
 }
 
 

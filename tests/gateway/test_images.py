@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import io
+from functools import cache
 from typing import Any
 
 import anthropic
@@ -325,7 +326,10 @@ def test_the_gateway_stores_an_image_that_is_sent_with_each_request_once(tmp_pat
 
 # Logged sessions.
 
-RENDERER = vision_renderer()
+
+@cache
+def renderer() -> Any:
+    return vision_renderer()
 
 
 def logged(*images: list[ImagePart], has_ids: bool = True) -> list[dict[str, Any]]:
@@ -338,8 +342,8 @@ def logged(*images: list[ImagePart], has_ids: bool = True) -> list[dict[str, Any
             messages.append(Message(role="user", content=[TextPart(text=f"What is {number}?"), part]))
         reply = Message(role="assistant", content=f"Noise {len(given)}.")
         ids: dict[str, Any] = {
-            "prompt_token_ids": RENDERER.render(messages, generation_prompt=True).tokens.tolist(),
-            "token_ids": RENDERER.reply(reply).tolist(),
+            "prompt_token_ids": renderer().render(messages, generation_prompt=True).tokens.tolist(),
+            "token_ids": renderer().reply(reply).tolist(),
         }
         choice = {"message": {"role": "assistant", "content": reply.content}, "finish_reason": "stop"}
         ids = ids if has_ids else {}
@@ -350,20 +354,20 @@ def logged(*images: list[ImagePart], has_ids: bool = True) -> list[dict[str, Any
 
 def test_a_logged_session_has_its_images_at_their_tokens():
     parts = [SMALL, picture(3, 200, 90)]
-    imported = from_requests(logged([SMALL], parts), renderer=RENDERER)
+    imported = from_requests(logged([SMALL], parts), renderer=renderer())
     trajectory, log = imported.trajectory, imported.trajectory.contexts["main"]
     assert [step.extends for step in trajectory.steps] == [False, True]
     assert [placed.image for placed in log.media] == [part.data for part in parts]
     for placed in log.media:
         own = log.tokens[placed.start : placed.stop]
-        assert len(own) == RENDERER.vision.count(placed.image) and np.isin(own, RENDERER.vision.token_ids).all()
+        assert len(own) == renderer().vision.count(placed.image) and np.isin(own, renderer().vision.token_ids).all()
     (sample,) = trajectory.samples()
     assert sample.tokens.tolist() == log.tokens.tolist() and list(sample.media) == log.media
     assert envsdk.Trajectory.from_json(trajectory.to_json()).to_json() == trajectory.to_json()
 
 
 def test_another_image_with_the_same_tokens_is_not_shared_in_a_logged_session():
-    imported = from_requests(logged([SMALL, SMALL], [SMALL, OTHER, SMALL]), renderer=RENDERER)
+    imported = from_requests(logged([SMALL, SMALL], [SMALL, OTHER, SMALL]), renderer=renderer())
     log, step = imported.trajectory.contexts["main"], imported.trajectory.steps[1]
     assert (step.keep, step.extends) == (log.media[1].start, False)
     assert [[placed.image for placed in own] for own in imported.trajectory.prompt_images()] == [
@@ -373,7 +377,7 @@ def test_another_image_with_the_same_tokens_is_not_shared_in_a_logged_session():
 
 
 def test_logged_texts_with_images_become_supervised_samples_with_images():
-    imported = from_requests(logged([SMALL], [SMALL, OTHER], has_ids=False), renderer=RENDERER)
+    imported = from_requests(logged([SMALL], [SMALL, OTHER], has_ids=False), renderer=renderer())
     assert [[placed.image for placed in sample.media] for sample in imported.sft] == [[SMALL.data, OTHER.data]]
     assert not imported.trajectory.steps
 
@@ -381,18 +385,21 @@ def test_logged_texts_with_images_become_supervised_samples_with_images():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"renderer": get_renderer("qwen3", real_models.qwen3_folder())}, "pass renderer= of a vision model"),
-        ({"vocab_size": RENDERER.tokenizer.vocab_size}, "record 0: the request has images"),
-        ({"renderer": vision_renderer("qwen3_vl")}, "record 0: the tokens of the images in the logged prompt are not"),
+        (lambda: {"renderer": get_renderer("qwen3", real_models.qwen3_folder())}, "pass renderer= of a vision model"),
+        (lambda: {"vocab_size": renderer().tokenizer.vocab_size}, "record 0: the request has images"),
+        (
+            lambda: {"renderer": vision_renderer("qwen3_vl")},
+            "record 0: the tokens of the images in the logged prompt are not",
+        ),
     ],
 )
 def test_logged_images_whose_tokens_are_not_known_are_refused(options, message):
     with pytest.raises(InvalidRecord, match=message):
-        from_requests(logged([picture(3, 200, 90)]), **options)
+        from_requests(logged([picture(3, 200, 90)]), **options())
 
 
 def test_a_logged_image_at_a_remote_url_is_refused():
     (given,) = logged([SMALL])
     given["request"]["messages"][0]["content"][1]["image_url"]["url"] = "https://example.com/x.png"
     with pytest.raises(InvalidRecord, match=r"record 0: .*is not fetched"):
-        from_requests([given], renderer=RENDERER)
+        from_requests([given], renderer=renderer())

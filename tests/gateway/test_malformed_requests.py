@@ -166,29 +166,42 @@ def test_the_server_in_the_background_refuses_malformed_requests_and_other_sessi
     assert len(witness.asked) == len(range(0, many // 2, BATCH)) + 1
 
 
-BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
-    "size": (b'{"a": "' + bytes(64 * 2**20) + b'"}', {}, 413, "larger than 67108864 bytes"),
-    "depth": (b"[" * 100_000, {}, 400, "not JSON"),
-    "depth of closed lists": (b"[" * 100_000 + b"]" * 100_000, {}, 400, "not JSON"),
-    "count of lists": (b'{"a": [' + b"[]," * 20_000_000 + b"1]}", {}, 413, "more than 300,000 values"),
-    "count of messages": (b'{"messages": [' + b"{}," * 20_000_000 + b"{}]}", {}, 413, "more than 300,000 values"),
-    "expansion": (zlib.compress(bytes(2**26 + 1)), {"content-encoding": "deflate"}, 413, "larger than 67108864 bytes"),
-    "expansion of zstd": (zstandard.compress(bytes(2**26 + 1)), {"content-encoding": "zstd"}, 413, "larger than"),
-    "unknown encoding": (b"{}", {"content-encoding": "br"}, 415, "gzip"),
-    "another encoding": (b"{}", {"content-encoding": "gzip"}, 400, "gzip"),
-    "no end": (gzip.compress(b'{"model": "m"}')[:-9], {"content-encoding": "gzip"}, 400, "its end is missing"),
+BODIES: dict[str, tuple[Callable[[], bytes], dict[str, str], int, str]] = {
+    "size": (lambda: b'{"a": "' + bytes(64 * 2**20) + b'"}', {}, 413, "larger than 67108864 bytes"),
+    "depth": (lambda: b"[" * 100_000, {}, 400, "not JSON"),
+    "depth of closed lists": (lambda: b"[" * 100_000 + b"]" * 100_000, {}, 400, "not JSON"),
+    "count of lists": (lambda: b'{"a": [' + b"[]," * 20_000_000 + b"1]}", {}, 413, "more than 300,000 values"),
+    "count of messages": (
+        lambda: b'{"messages": [' + b"{}," * 20_000_000 + b"{}]}",
+        {},
+        413,
+        "more than 300,000 values",
+    ),
+    "expansion": (
+        lambda: zlib.compress(bytes(2**26 + 1)),
+        {"content-encoding": "deflate"},
+        413,
+        "larger than 67108864 bytes",
+    ),
+    "expansion of zstd": (
+        lambda: zstandard.compress(bytes(2**26 + 1)),
+        {"content-encoding": "zstd"},
+        413,
+        "larger than",
+    ),
+    "unknown encoding": (lambda: b"{}", {"content-encoding": "br"}, 415, "gzip"),
+    "another encoding": (lambda: b"{}", {"content-encoding": "gzip"}, 400, "gzip"),
+    "no end": (lambda: gzip.compress(b'{"model": "m"}')[:-9], {"content-encoding": "gzip"}, 400, "its end is missing"),
 }
 
 
 @pytest.mark.parametrize("attack", BODIES)
 def test_a_body_that_costs_too_much_is_refused_with_its_limit(attack: str) -> None:
-    content, headers, status, why = BODIES[attack]
+    make, headers, status, why = BODIES[attack]
     server, session = BackgroundServer(), ScriptedSession()
     server.sessions.add(session)
     headers = {"content-type": "application/json", **headers}
-    answer = httpx.post(
-        f"{server.base_url(session)}/v1/chat/completions", content=content, headers=headers, timeout=600
-    )
+    answer = httpx.post(f"{server.base_url(session)}/v1/chat/completions", content=make(), headers=headers, timeout=600)
     server.stop()
     assert (answer.status_code, session.asked) == (status, [])
     assert why in answer.json()["error"]["message"]

@@ -291,7 +291,7 @@ def test_the_counted_tokens_are_those_of_the_prompt(gateway: Standalone) -> None
 def test_a_policy_that_fails_or_hangs_is_a_server_error_and_the_record_names_it(
     protocol: str, command: str, status: int, kind: str
 ) -> None:
-    with Standalone(policy_timeout_s=2.0 if command == "hang" else 600.0) as gateway:
+    with Standalone(policy_timeout_s=1.0 if command == "hang" else 600.0) as gateway:
         program, other = gateway.open(episode_id="e"), gateway.open()
         program.ask("a", protocol)
         tasks = int(other.ask("tasks").split()[0])
@@ -305,7 +305,7 @@ def test_a_policy_that_fails_or_hangs_is_a_server_error_and_the_record_names_it(
     assert (summary["status"], summary["error_kind"], summary["steps"]) == ("error", kind, 1)
     assert gateway.policy.canceled == (command == "hang")
     ended = gateway.trajectories["e"]
-    assert ("no GPU" if command == "fail" else "took longer than 2 s") in (ended.error or "")
+    assert ("no GPU" if command == "fail" else "took longer than 1 s") in (ended.error or "")
     soundness.check(ended)
 
 

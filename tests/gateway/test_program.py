@@ -67,7 +67,7 @@ def asking(model: Endpoint) -> Iterator[Callable[..., str]]:
 def env_of(program: Callable[[Callable[..., str]], Outcome], **options: Any) -> ProgramEnv:
     class Program(ProgramEnv):
         trainable_roles = options.pop("trainable_roles", None)
-        limit_grace_s = 2.0
+        limit_grace_s = 1.0
 
         def run(self, model: Endpoint) -> Outcome:
             with asking(model) as ask:
@@ -176,7 +176,7 @@ def test_requests_that_were_to_be_answered_next_are_refused_when_the_episode_fai
             return 0.0
 
     ended, statuses = threading.Event(), list[int]()
-    policy = InFlight(0.3, fails_at=2)
+    policy = InFlight(0.2, fails_at=2)
     (trajectory,) = Rollouts(Threads, policy, seeds=[0], group_size=1, max_retries=0).run()
     assert (trajectory.status, trajectory.error_kind) == ("error", "infrastructure")
     assert ended.wait(600)
@@ -1141,7 +1141,7 @@ def test_a_fork_is_refused():
 
 def test_it_runs_in_the_engine_and_the_same_seed_gives_the_same_bytes():
     def contents(concurrency: int) -> list[bytes]:
-        rollouts = Rollouts(Guess, "random", seeds=range(4), group_size=2, max_concurrency=concurrency)
+        rollouts = Rollouts(Guess, "random", seeds=range(2), group_size=2, max_concurrency=concurrency)
         return sorted(trajectory.to_json() for trajectory in rollouts.run())
 
     assert contents(1) == contents(8)

@@ -669,7 +669,7 @@ input()
     ):
         assert process.stdout is not None
         url = httpx.URL(process.stdout.readline().strip())
-        for _ in range(400):
+        for _ in range(150):
             stack.enter_context(socket.create_connection((url.host, url.port or 80)))
         assert httpx.get(url, timeout=600).status_code == 200
         _, logged = process.communicate("\n", timeout=600)

@@ -220,7 +220,7 @@ def attacking(response: Any) -> Iterator[str]:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Attack) as server:
         server.daemon_threads = True
         server.response = response  # pyright: ignore[reportAttributeAccessIssue]
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -52,7 +52,7 @@ def test_a_failed_request_is_repeated_once_with_the_same_id(fault, kind):
     with ModelServer(kind) as server:
         server.faults.append(FAULTS[fault])
         policy = (VLLM if kind == "vllm" else SGLang)(
-            server.url, timeout_s=2.0 if fault in ("timeout", "slow") else 600.0, seed=1, check=False
+            server.url, timeout_s=1.0 if fault in ("timeout", "slow") else 600.0, seed=1, check=False
         )
         action = ask(policy)
         bodies = server.bodies(GENERATE if kind == "vllm" else "/generate")
@@ -460,7 +460,7 @@ def test_no_episode_is_lost_on_servers_that_fail_at_random(kind):
             return await envsdk.rollouts.arollout_many(
                 lambda: envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded", limits={"max_steps": 2}),
                 policy,
-                seeds=range(40),
+                seeds=range(20),
             )
 
     with ModelServer(name) as one, ModelServer(name) as two:
@@ -471,8 +471,8 @@ def test_no_episode_is_lost_on_servers_that_fail_at_random(kind):
         policy = kind([one.url, two.url], seed=0, timeout_s=1.0)
         trajectories = asyncio.run(run(policy))
     assert [trajectory.error for trajectory in trajectories if trajectory.error] == []
-    assert len({trajectory.id for trajectory in trajectories}) == 40
-    assert sum(policy.usage.retries.values()) > 10
+    assert len({trajectory.id for trajectory in trajectories}) == 20
+    assert sum(policy.usage.retries.values()) > 5
     assert policy.usage.sampled_tokens == sum(
         step.stop - step.action_start for trajectory in trajectories for step in trajectory.steps
     )

@@ -123,7 +123,7 @@ def test_a_stream_that_fails_before_its_first_token_is_requested_again(fault, ha
     with ModelServer(has_token_endpoint=has_token_endpoint, **LONG) as server:
         server.faults.append(EARLY[fault])
         seen = []
-        timeout_s = 2.0 if fault == "hang" else 600.0
+        timeout_s = 1.0 if fault == "hang" else 600.0
         action = ask(VLLM(server.url, timeout_s=timeout_s, check=False), seen.extend, max_tokens=4)
     assert action.tokens.tolist() == seen
     assert len(seen) == 4
@@ -145,7 +145,7 @@ def test_a_stream_that_fails_after_a_token_is_not_requested_again(fault, has_tok
         seen = []
         expected = ServerReplyError if fault in OF_THE_REPLY else PolicyUnavailable
         with pytest.raises(expected) as raised:
-            ask(VLLM(server.url, timeout_s=2.0 if fault == "hang" else 600.0, check=False), seen.extend, max_tokens=9)
+            ask(VLLM(server.url, timeout_s=1.0 if fault == "hang" else 600.0, check=False), seen.extend, max_tokens=9)
     assert len(seen) == 2
     assert len(server.bodies(GENERATE)) + len(server.bodies(COMPLETIONS)) == (1 if has_token_endpoint else 2)
     if expected is PolicyUnavailable:

@@ -46,26 +46,26 @@ def with_template(tokenizer: Any, name: str) -> Any:
 
 
 def test_the_template_is_the_measure_where_there_is_one():
-    report = check_renderer(Qwen3(with_template(load_tokenizer("embedded"), "qwen3")), random_replies=10)
+    report = check_renderer(Qwen3(with_template(load_tokenizer("embedded"), "qwen3")), random_replies=0)
     checks = {check.name: check for check in report.raise_if_failed().checks}
     assert checks["matches the template: tools after calls"].verdict == "PASS"
     past = checks["past that the template rewrites: user after reasoning"]
     assert past.verdict == "PASS" and "'|>assistant\n<think>\nWhich?\n</think>\n' becomes" in past.detail.replace(
         "\\n", "\n"
     )
-    without = check_renderer(Qwen3(load_tokenizer("embedded")), random_replies=10)
+    without = check_renderer(Qwen3(load_tokenizer("embedded")), random_replies=0)
     assert {check.name: check.detail for check in without.checks}["matches the template"].startswith("the tokenizer")
 
 
 def test_a_renderer_that_is_not_its_template_fails_with_both_texts():
     checked = ForgetsANewline(with_template(load_tokenizer("embedded"), "qwen3"))
-    failed = {check.name: check.detail for check in check_renderer(checked, random_replies=10).failed}
+    failed = {check.name: check.detail for check in check_renderer(checked, random_replies=0).failed}
     said = failed["matches the template: user after text"]
     assert "' is it?<|im_end|><|im_start|>" in said and "' is it?<|im_end|>\\n<|im_start|>" in said
 
 
 def test_where_harmony_differs_from_its_template_is_listed():
-    report = check_renderer(Harmony(with_template(real_models.gpt_oss_tokenizer(), "gptoss")), random_replies=10)
+    report = check_renderer(Harmony(with_template(real_models.gpt_oss_tokenizer(), "gptoss")), random_replies=0)
     checks = {check.name: check for check in report.raise_if_failed().checks}
     assert checks["matches the template: user after reasoning"].verdict == "PASS"
     assert "`commentary json`" in checks["matches the template: tool after call"].detail
@@ -144,7 +144,7 @@ MUTANTS: Sequence[tuple[type[Renderer], str]] = (
 
 @pytest.mark.parametrize(("mutant", "check"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_renderer_with_a_bug_fails_with_the_place(mutant: type[Renderer], check: str):
-    report = check_renderer(mutant(load_tokenizer("embedded")), random_replies=20)
+    report = check_renderer(mutant(load_tokenizer("embedded")), random_replies=20 if "random" in check else 0)
     if mutant is ForgetsANewline:
         # The whole conversation lacks it, too: only the model's template knows that it is there.
         assert report.failed == []

@@ -18,7 +18,7 @@ NOT_WRITTEN = {"id of a call", "the name of a user", "arguments that are a text"
 """What not every one of the templates here writes."""
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", every_reader())
 def test_no_field_forges_a_control_token(name: str, is_full: bool) -> None:
     if name.startswith("template deepseek") and not is_full:

@@ -24,6 +24,7 @@ def check(name: str, tokens: Any) -> None:
     assert Message.model_validate_json(message.model_dump_json()) == message  # half of a surrogate pair is no JSON
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", every_reader())
 def test_random_tokens_are_read(name: str, is_full: bool) -> None:
     rng = np.random.default_rng(0)
@@ -31,6 +32,7 @@ def test_random_tokens_are_read(name: str, is_full: bool) -> None:
         check(name, random_reply(name, rng))
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", every_reader())
 def test_tags_that_are_repeated_nested_interleaved_and_cut_are_read(name: str, is_full: bool) -> None:
     rng = Random(name)

@@ -32,6 +32,7 @@ def test_every_renderer_is_held_to_it() -> None:
     assert set(list_renderers()) - {renderer(name).name for name in MAKERS} - ALIASES.keys() == {"auto"}
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", MAKERS)
 def test_what_is_read_of_a_reply_is_no_larger_than_a_multiple_of_it(name: str, is_full: bool) -> None:
     reader, rng = renderer(name), np.random.default_rng(0)
@@ -57,6 +58,7 @@ class CountingEncoding:
         return self._encoding.parse_messages_from_completion_tokens(tokens, *args, **options)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("unit", PIECES["harmony"])
 @pytest.mark.parametrize("start", ["", "<|channel|>final"])
 def test_harmonys_library_reads_few_and_short_headers(monkeypatch: pytest.MonkeyPatch, start: str, unit: str) -> None:

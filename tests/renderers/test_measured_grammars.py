@@ -28,6 +28,7 @@ def prompt_tail(renderer: FixedBase) -> Any:
     return prompt.tokens[prompt.starts[-1] :]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", every_template())
 def test_a_reply_reads_back_or_has_an_error(name: str, is_full: bool) -> None:
     renderer, rng, right = fixed_base(name), Random(name), 0
@@ -63,6 +64,7 @@ def test_the_reference_policy_earns_all_on_every_template_with_tools(name: str, 
             assert not any(step.metrics["tool_errors"] for step in trajectory.steps)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["fixed_base", "qwen3.5", "qwen3.5 direct"])
 @pytest.mark.parametrize("key", ["a>", ">", "a>b"])
 def test_a_reply_whose_name_of_an_argument_spells_what_ends_it_is_refused(name: str, key: str) -> None:

@@ -90,6 +90,7 @@ def with_noise(of: Renderer, tokens: Any, rng: Random) -> Any:
     return np.concatenate([tokens[:position], np.asarray(noise, dtype=np.int32), rest])
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_events_of_any_reply_agree_with_the_parsed_message(name: str, is_full: bool) -> None:
     of, rng = renderer(name), Random(name)
@@ -100,6 +101,7 @@ def test_the_events_of_any_reply_agree_with_the_parsed_message(name: str, is_ful
         check_reader(of, rng.choices(range(of.tokenizer.vocab_size), k=20), rng)  # most of these are no UTF-8
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", every_template())
 def test_the_events_agree_for_every_template(name: str, is_full: bool) -> None:
     of, rng = fixed_base(name), Random(name)

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import real_models
+import tiktoken
 import tokenizers
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._qwen2_5 import Qwen25
 from transformers import PreTrainedTokenizerFast
 
 from envsdk import Message, Renderer, ToolCall, load_tokenizer
-from envsdk.rendering.tokenizers import Tokenizer
+from envsdk.rendering.tokenizers import TiktokenTokenizer, Tokenizer
 
 RESULT = "\n1 + 1 = 2\n"
 PIECES = ("<tool_response>\n", RESULT, "\n</tool_response>")
@@ -40,7 +41,15 @@ def qwen2_5() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module")
 def tokenizer(qwen2_5: tokenizers.Tokenizer) -> Tokenizer:
-    return load_tokenizer(qwen2_5)
+    """The same vocabulary for us, of the ranks that are loaded already."""
+    qwen3 = load_tokenizer(real_models.qwen3_folder())
+    assert isinstance(qwen3, TiktokenTokenizer)
+    controls = {token.content: id_ for id_, token in qwen2_5.get_added_tokens_decoder().items()}
+    return load_tokenizer(
+        tiktoken.Encoding(
+            "qwen2.5", pat_str=real_models.QWEN3_SPLIT, mergeable_ranks=dict(qwen3.ranks), special_tokens=controls
+        )
+    )
 
 
 @pytest.fixture(params=["qwen2.5", pytest.param("fixed_base", marks=pytest.mark.full)])

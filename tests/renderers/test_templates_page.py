@@ -1,19 +1,25 @@
-"""The code of docs/templates.md runs, with a real tokenizer in the folder that it names."""
+"""The code of docs/templates.md runs, with a small tokenizer and a real template in the folder that it names."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import real_models
 from documents import CHECKOUT, code_of
 from envsdk_environments._calculator import Calculator
-from real_models import qwen3_folder
+
+from envsdk.rendering.tokenizers._files import DATA
 
 PAGE = CHECKOUT / "docs" / "templates.md"
 
 
 def test_the_code_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "path" / "to" / "a").mkdir(parents=True)
-    (tmp_path / "path" / "to" / "a" / "model").symlink_to(qwen3_folder())
+    model = tmp_path / "path" / "to" / "a" / "model"
+    model.mkdir(parents=True)
+    shutil.copy(DATA / "embedded.json", model / "tokenizer.json")
+    (model / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    (model / "chat_template.jinja").write_text(real_models.template("qwen3"))
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {"MyEnv": Calculator, "tools": Calculator(tokenizer="embedded").tools}
     for block in code_of(PAGE):

@@ -106,6 +106,7 @@ def check_play(episode: Trajectory, value: BreakValue, dropped: Trajectory, kept
     assert value.sampled_tokens == sum(one.stop - one.action_start for one in sampled) > 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("history", HISTORIES, ids=str)
 @pytest.mark.parametrize("helpers", [0, 1, 2])
 def test_a_play_with_the_break_goes_on_as_the_episode_did_and_one_without_it_drops_nothing(
@@ -181,7 +182,7 @@ def test_without_a_fold_the_call_and_its_result_are_appended(history: Any) -> No
 
 
 @given(history=st.sampled_from(HISTORIES), seed=st.integers(0, 2**20), k=st.integers(1, 2), share=st.floats(0.2, 1.0))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_the_same_seeds_give_the_same_values(history: Any, seed: int, k: int, share: float) -> None:
     make = partial(Talk, history=history)
     episodes = rollout_many(make, RANDOM, seeds=[seed, seed + 1])

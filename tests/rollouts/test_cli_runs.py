@@ -41,11 +41,11 @@ def run_program(*arguments: Any, cwd: Path | None = None, code: int = 0) -> subp
 
 def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) -> None:
     with ModelServer(stop_logit=9.0) as server:
-        printed = run_program(
+        printed = run(
             *("rollout", MATH, "--policy", f"vllm:{server.url}", "--model", "toy", "--policy-option", "seed=1"),
             *("--tokenizer", "embedded", "--seeds", 3, "--group-size", 2, "--out", tmp_path / "run"),
         )
-    assert "sampled tokens a second" in printed.stdout
+    assert "sampled tokens a second" in printed
     stored = list(RunFolder.open(tmp_path / "run").trajectories())
     assert sorted(one.id for one in stored) == sorted(f"{MATH}/{s}{n}" for s in range(3) for n in ("", "#1"))
     samples = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
@@ -74,7 +74,7 @@ def test_a_wrong_option_is_refused_before_anything_runs(arguments: list[str], me
         run("rollout", MATH, *arguments)
 
 
-def test_episodes_run_in_worker_processes(tmp_path: Path) -> None:
+def test_episodes_run_in_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
         "from envsdk import Env, Turn\n"
         "class Mine(Env):\n"
@@ -82,19 +82,19 @@ def test_episodes_run_in_worker_processes(tmp_path: Path) -> None:
         "    def respond(self, reply): return Turn('Done.', reward=1.0, terminated=True)\n"
         "    def reference_reply(self): return 'ok'\n"
     )
-    options = ("--executor", "processes", "--n-workers", 1, "--seeds", 3, "--out", "run", "--json")
-    printed = run_program("rollout", "mine:Mine", *options, cwd=tmp_path)
-    assert json.loads(printed.stdout)["mean_reward"] == 1.0
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ("--executor", "processes", "--n-workers", 1, "--seeds", 3, "--out", tmp_path / "run", "--json")
+    assert json.loads(run("rollout", "mine:Mine", *options))["mean_reward"] == 1.0
 
 
 def test_without_retries_no_request_is_sent_again() -> None:
     with ModelServer(stop_logit=9.0) as server:
         server.faults += [Fault(503), Fault(503)]
-        run_program(
-            *("rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "check=false"),
-            *("--tokenizer", "embedded", "--seeds", 2, "--max-retries", 0),
-            code=1,
-        )
+        with pytest.raises(SystemExit):
+            run(
+                *("rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "check=false"),
+                *("--tokenizer", "embedded", "--seeds", 2, "--max-retries", 0),
+            )
         assert len(server.bodies("/inference/v1/generate")) == 2
 
 
@@ -108,28 +108,19 @@ def test_a_wrong_port_ends_a_run_at_once() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "run"
-    with ModelServer(stop_logit=9.0, token_s=0.2) as server:
+    with ModelServer(stop_logit=9.0, token_s=0.02) as server:
         command = ["rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "seed=1"]
-        command += [
-            "--tokenizer",
-            "embedded",
-            "--seeds",
-            "3",
-            "--group-size",
-            "4",
-            "--max-concurrency",
-            "4",
-            "--out",
-            str(out),
-        ]
+        command += ["--tokenizer", "embedded", "--seeds", "3", "--group-size", "4", "--max-concurrency", "4"]
+        command += ["--out", str(out)]
         with subprocess.Popen(
             [*ENVSDK, *command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
             deadline = time.monotonic() + 600
             while time.monotonic() < deadline and not (out / "trajectories.jsonl").is_file():
-                time.sleep(0.05)
+                time.sleep(0.01)
             while time.monotonic() < deadline and not (out / "trajectories.jsonl").read_bytes():
-                time.sleep(0.05)
+                time.sleep(0.01)
+            server.token_s = 60.0  # what remains does not end before the signal
             os.kill(process.pid, number)
             _, printed = process.communicate(timeout=600)
         assert process.returncode == 130, printed
@@ -139,7 +130,7 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
         before = {one.id for one in RunFolder.open(out).trajectories()}
         assert 0 < len(before) < 12
         server.token_s = 0.0  # quickly to the end
-        run_program(*command, "--resume")
+        run(*command, "--resume")
     stored = [one.id for one in RunFolder.open(out).trajectories()]
     assert len(stored) == len(set(stored)) == 12
     assert before <= set(stored)

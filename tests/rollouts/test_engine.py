@@ -128,7 +128,7 @@ class Breaks(Counts):
     def fail_now(self) -> None:
         if not self.hangs:
             raise RuntimeError(f"{self.where} is broken")
-        end = time.monotonic() + 0.7
+        end = time.monotonic() + 0.4
         while time.monotonic() < end:
             time.sleep(0.01)
 
@@ -335,7 +335,8 @@ def test_more_methods_that_wait_than_may_compute_hold_no_other_one_up() -> None:
     assert [one.error for one in rollouts.run()] == [None] * 6
 
 
-def test_an_async_method_that_blocks_its_event_loop_for_ever_is_abandoned() -> None:
+def test_an_async_method_that_blocks_its_event_loop_for_ever_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(player, "_GRACE_S", 0.2)
     release = threading.Event()
 
     class Blocks(BreaksAsync):
@@ -536,7 +537,8 @@ def test_a_policy_that_hangs_is_an_infrastructure_error() -> None:
             await asyncio.sleep(1000)
         return Action([5], [-0.5])
 
-    rollouts = Rollouts(Counts, hangs, seeds=range(3), group_size=1, policy_timeout_s=0.1, max_retries=1)
+    options: dict[str, Any] = {"policy_timeout_s": 0.1, "max_retries": 1, "retry_wait_s": 0.01}
+    rollouts = Rollouts(Counts, hangs, seeds=range(3), group_size=1, **options)
     trajectories = rollouts.run()
     assert [one.error_kind for one in trajectories] == [None, "infrastructure", None]
     assert rollouts.statistics.play.retries == {"DeadlineExceeded": 1}

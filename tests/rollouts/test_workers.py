@@ -34,10 +34,10 @@ def test_episodes_are_the_same_in_several_processes(env: str, is_full: bool) -> 
 def test_a_worker_that_is_killed_costs_no_episode(tmp_path: Path) -> None:
     options = {"mark": str(tmp_path / "killed")}
     rollouts = Rollouts(
-        Kills, Answers(), seeds=range(8), group_size=2, env_options=options, executor="processes", n_workers=1
+        Kills, Answers(), seeds=range(2, 5), group_size=2, env_options=options, executor="processes", n_workers=1
     )
     trajectories = rollouts.run()
-    assert [one.status for one in trajectories] == ["terminated"] * 16
+    assert [one.status for one in trajectories] == ["terminated"] * 6
     assert (tmp_path / "killed").exists()
     assert rollouts.statistics.play.retries["WorkerLost"] >= 1
     assert rollouts.statistics.play.abandoned == 1
@@ -45,11 +45,11 @@ def test_a_worker_that_is_killed_costs_no_episode(tmp_path: Path) -> None:
 
 def test_an_episode_that_ends_its_process_each_time_fails_alone() -> None:
     rollouts = Rollouts(
-        Kills, Answers(), seeds=range(6), group_size=1, executor="processes", n_workers=1, max_retries=1
+        Kills, Answers(), seeds=range(2, 5), group_size=1, executor="processes", n_workers=1, max_retries=1
     )
     trajectories = rollouts.run()
-    assert [one.error_kind for one in trajectories] == [None, None, None, "infrastructure", None, None]
-    assert (trajectories[3].error or "").startswith("WorkerLost")
+    assert [one.error_kind for one in trajectories] == [None, "infrastructure", None]
+    assert (trajectories[1].error or "").startswith("WorkerLost")
 
 
 @pytest.mark.full

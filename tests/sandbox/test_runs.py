@@ -234,7 +234,7 @@ def test_what_is_no_fault_of_the_program_is_an_error_and_no_result():
     assert run_python("print(1)").stdout == "1\n"
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @PROGRAMS
 def test_a_launcher_that_is_killed_is_an_error_and_takes_the_program_with_it(
     program: Callable[[str], str], isolation: Isolation, processes_with: Find
@@ -299,7 +299,7 @@ def test_an_interpreter_in_the_temporary_folder_works_in_namespaces(tmp_path: Pa
     assert (result.stdout, result.stderr) == ("found\n", "")
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @PROGRAMS
 def test_a_launcher_that_stopped_does_not_keep_a_program_beyond_its_time(
     program: Callable[[str], str], isolation: Isolation, processes_with: Find, monkeypatch: pytest.MonkeyPatch
@@ -401,7 +401,7 @@ def _python(code: str, **variables: str) -> str:
 def test_many_runs_leave_no_process_no_file_and_no_open_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ):
-    count = 100 if is_full else 30
+    count = 100 if is_full else 12
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_python("")
     before, children = _open_files(), _children()

@@ -456,7 +456,7 @@ def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.Monkey
     worker.start()
     try:
         wait_until(lambda: 0 in versions_of(worker))
-        for version in (1, 2, 3):
+        for version in (1, 2):
             worker.pause()
             assert policy.running == 0
             begun = policy.begun
@@ -467,7 +467,7 @@ def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.Monkey
             worker.check_health(60)
     finally:
         worker.stop()
-    assert set(versions_of(worker)) == {0, 1, 2, 3}
+    assert set(versions_of(worker)) == {0, 1, 2}
 
 
 def test_the_rows_of_a_group_are_neighbors_in_a_queue_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,10 +476,10 @@ def test_the_rows_of_a_group_are_neighbors_in_a_queue_that_is_full(monkeypatch: 
     worker = RolloutWorker(make_env, rows, Pausable(), group_size=4, max_groups=3, queue_maxsize=1)
     worker.start()
     try:
-        groups = [worker.rollout_buffer.get(timeout=600).group_id for _ in range(24)]
+        groups = [worker.rollout_buffer.get(timeout=600).group_id for _ in range(12)]
     finally:
         worker.stop()
-    assert [len(list(same)) for _, same in itertools.groupby(groups)] == [4] * 6
+    assert [len(list(same)) for _, same in itertools.groupby(groups)] == [4] * 3
 
 
 def test_a_worker_that_is_paused_before_it_starts_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,10 +104,10 @@ def test_the_tokens_of_a_context_have_the_ranges_of_its_images(run):
     assert {at for at, id_ in enumerate(columns["ids"]) if id_ == pad} == inside
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def get(run):
     with ViewerServer(Resources([Source(run)])) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
 
         def ask(query: str) -> tuple[int, http.client.HTTPMessage, bytes]:
             connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)

@@ -27,16 +27,17 @@ ROOT = Path(__file__).parents[2]
 EPISODES = rollout_many("envsdk/MathChat-v0", "reference", seeds=range(3))
 
 
-@pytest.fixture
-def run(tmp_path):
-    write_jsonl(tmp_path / "trajectories.jsonl", EPISODES)
-    return tmp_path
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    write_jsonl(folder / "trajectories.jsonl", EPISODES)
+    return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def get(run):
     with ViewerServer(Resources([Source(run)])) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
 
         def ask(path, *, method="GET", host=None):
             connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
@@ -131,7 +132,7 @@ def test_the_committed_page_was_built_from_its_sources():
 
 def test_idle_connections_hold_a_bounded_number_of_threads(run):
     with ViewerServer(Resources([Source(run)])) as server, contextlib.ExitStack() as stack:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         server.max_connections = 8
         before = set(threading.enumerate())
         address = ("127.0.0.1", server.server_port)

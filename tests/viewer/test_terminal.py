@@ -49,6 +49,7 @@ def drive(paths: list[Path], driver: Driver, *, size: tuple[int, int] = (WIDTH, 
     async def run() -> None:
         app = TerminalViewer(Resources([Source(path) for path in paths]), **options)
         async with app.run_test(size=size, notifications=True) as pilot:
+            await pilot.pause()
             await settled(pilot)
             await driver(pilot)
 
@@ -57,7 +58,6 @@ def drive(paths: list[Path], driver: Driver, *, size: tuple[int, int] = (WIDTH, 
 
 async def settled(pilot: Pilot[None]) -> None:
     """Wait until all that was begun is done and drawn."""
-    await pilot.pause()
     await pilot.app.workers.wait_for_complete()
     await pilot.pause()
 
