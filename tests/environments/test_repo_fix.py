@@ -60,11 +60,12 @@ def test_each_mistake_changes_a_value_that_a_visible_test_checks(name: str):
 
 
 @pytest.mark.parametrize("size", ["small", "medium", "large"])
-def test_the_reference_repairs_and_the_null_policy_does_not(size: str):
+def test_the_reference_repairs_and_the_null_policy_does_not(size: str, is_full: bool):
     env = envsdk.make("envsdk/RepoFix-v0", renderer="qwen3", tokenizer="embedded", size=size)
-    rewards = [envsdk.rollout(env, policy, seed=seed).reward for policy in ("reference", "null") for seed in range(3)]
+    seeds = range(3 if is_full else 1)
+    rewards = [envsdk.rollout(env, policy, seed=seed).reward for policy in ("reference", "null") for seed in seeds]
     env.close()
-    assert rewards == [1.0] * 3 + [0.0] * 3
+    assert rewards == [1.0] * len(seeds) + [0.0] * len(seeds)
 
 
 @pytest.mark.parametrize("cheat", CHEATS)

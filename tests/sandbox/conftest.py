@@ -14,7 +14,8 @@ def processes_with() -> Callable[[str], list[int]]:
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 name = file.with_name("comm").read_text(errors="replace").strip()
-                if word.encode() in file.read_bytes().split(b"\0") or name == word[:15]:
+                arguments = file.read_bytes()  # none if it has ended and was not waited for
+                if word.encode() in arguments.split(b"\0") or (arguments and name == word[:15]):
                     found.append(int(file.parent.name))
         return found
 

@@ -156,12 +156,12 @@ def test_a_command_is_not_stopped_before_it_begins(why: str, tmp_path: Path):
     call = Command(timeout_s=0.1, mark="begun")
 
     async def main() -> None:
-        line = f"touch {tmp_path}/requested; sleep 1; printf begun >&2; exec sleep 60"
+        line = f"touch {tmp_path}/requested; sleep 0.6; printf begun >&2; exec sleep 60"
         running = asyncio.create_task(call.execute(("sh", "-c", line)))
         if why != "it is late":
             while not (tmp_path / "requested").exists():
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)  # its process is known
+            await asyncio.sleep(0.2)  # its process is known
             if why == "another task failed":
                 raise LookupError
             running.cancel()
