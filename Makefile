@@ -34,7 +34,8 @@ test-all: $(TEST)
 test-versions: | .venv/pyvenv.cfg
 	$(BIN)/python tests/versions.py $(VERSIONS)
 
-# Against other projects, each in .venvs/<peer>: all of them, or PEERS="renderers ...".
+# Against other projects, each in .venvs/<peer>: all of them, or PEERS="renderers ...". With all rows of
+# matrices: PEERS="--full renderers ...".
 test-peers: | .venv/pyvenv.cfg
 	$(BIN)/python tests/peers/run.py $(PEERS)
 
@@ -48,8 +49,9 @@ test-agents: $(TEST)
 	$(BIN)/python tests/atlas/run.py $(AGENTS)
 
 # With real models on the CPU: a file's tests share models. One thread for each of two workers: more would wait.
+# All rows of matrices and all fits: make test-torch TORCH_OPTIONS=--full
 test-torch: $(TORCH)
-	OMP_NUM_THREADS=1 .venvs/torch/bin/python -m pytest -n 2 --dist loadfile tests/with_torch
+	OMP_NUM_THREADS=1 .venvs/torch/bin/python -m pytest -n 2 --dist loadfile tests/with_torch $(TORCH_OPTIONS)
 
 # The same with the lowest versions of the extra `torch`. Such an old torch comes with CUDA: 3 GB.
 test-torch-lowest: $(LOWEST)

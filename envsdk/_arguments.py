@@ -149,13 +149,13 @@ def _what_is_wrong(function: Any, cls: Any, args: Sequence[Any], kwargs: Mapping
         return f"a {name.partition('.')[0]} is immutable: make a changed copy, {changed}"
     hints = {p.name: _hint_of(p, function) for p in parameters}
     if len(args) > len(by_place) and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        written = [repr(value) for value in args[: len(by_place)]]
+        written = [_written(value) for value in args[: len(by_place)]]
         free = [one for one, p in by_name.items() if p not in by_place and one not in kwargs]
         for value in args[len(by_place) :]:
             fitting = next((one for one in free if _fits(hints[one], value)), None)
             if fitting is not None:
                 free.remove(fitting)
-                written.append(f"{fitting}={value!r}")
+                written.append(f"{fitting}={_written(value)}")
         takes = f"{len(by_place)} argument{'s'[len(by_place) == 1 :]} by position, but got {len(args)}"
         write = f"Write {name}({', '.join(written)}). " if len(written) == len(args) else ""
         return f"{name}() takes {takes}. {write}{listed}"
@@ -174,6 +174,12 @@ def _what_is_wrong(function: Any, cls: Any, args: Sequence[Any], kwargs: Mapping
             what = f"the class {value.__name__}" if isinstance(value, type) else what
             return f"{name}(): {one}{nth} is {what}; expected {expected}"
     return ""
+
+
+def _written(value: Any) -> str:
+    """Return how a value is written in code: a class by its name, and … for what has no such form."""
+    text = value.__name__ if isinstance(value, type) else repr(value)
+    return "…" if text.startswith("<") else text
 
 
 def _hint_of(parameter: inspect.Parameter, function: Any) -> Any:

@@ -68,7 +68,8 @@ def likely(name: object, known: Collection[str]) -> list[str]:
     given = _without_version(str(name))
     near = [one for one in names if one == RENAMED.get(given) or given in _MEANT.get(one, "").split()]
     if not near:
-        near = difflib.get_close_matches(given, names, n=3, cutoff=0.65)
+        written = {**{old: new for old, new in RENAMED.items() if new in names}, **{one: one for one in names}}
+        near = [written[one] for one in difflib.get_close_matches(given, written, n=3, cutoff=0.65)]
         near += [one for one in names if set(given.split("_")) < set(one.split("_"))]
     return [names[one] for one in dict.fromkeys(near)][:3]
 
@@ -92,6 +93,9 @@ def what_is_invalid(error: "ValidationError", known: Collection[str] = ()) -> st
         if known:
             place = [part for part in place if part.isidentifier() or part.isdigit()]  # without the kinds of a union
             reason = reason.removeprefix("Value error, ")
+            if item["type"] == "missing":
+                listed.append(f"{'.'.join(place)} is missing")
+                continue
             if item["type"] == "extra_forbidden":
                 near = likely(item["loc"][-1], known) if len(item["loc"]) == 1 else []
                 reason = f"it does not exist; did you mean {' or '.join(near)}?" if near else "it does not exist"

@@ -18,7 +18,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ._specifications import specification
-from ._visible import brief
+from ._visible import brief, type_of
 from .contexts._history import HistoryPolicy
 from .errors import ConfigError, PluginError, UnknownName
 from .limits import Limits
@@ -185,12 +185,13 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
     try:
         inspect.signature(factory).bind(None, **options)
     except TypeError as error:
+        own = [*inspect.signature(factory).parameters][1:]
         raise ConfigError(
-            f"the renderer {name!r} does not accept {options}: {error}. Its arguments are {inspect.signature(factory)}"
+            f"the renderer {name!r} does not accept {options}: {error}. Its options: {', '.join(own) or 'none'}"
         ) from error
     renderer: object = factory(tokenizers.load_tokenizer(tokenizer), **options)
     if not isinstance(renderer, Renderer):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PluginError(f"the renderer {name!r} is a {type(renderer).__name__}; expected an envsdk.Renderer")
+        raise PluginError(f"the renderer {name!r} is {type_of(renderer)}; expected an envsdk.Renderer")
     return renderer
 
 

@@ -38,3 +38,13 @@ def shorten(text: str, chars: int) -> str:
 def brief(value: Any, chars: int = 80) -> str:
     """Return the `repr` of a value for a message, shortened."""
     return shorten(repr(value), chars)
+
+
+def type_of(value: Any) -> str:
+    """Return what a value is, for a message: None, a class by its name, or a type with its article, as in `an int`."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"

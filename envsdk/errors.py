@@ -42,7 +42,9 @@ class UnknownName(EnvsdkError, LookupError):
     def of(cls, kind: str, name: object, known: Iterable[str], hint: str = "") -> Self:
         """Return the error, which suggests similar names or else lists all known ones."""
         names = sorted(known)
-        if near := likely(name, names):
+        if not isinstance(name, str):
+            advice = "Expected a string."
+        elif near := likely(name, names):
             advice = "Did you mean " + " or ".join(repr(n) for n in near) + "?"
         else:
             advice = f"Known: {', '.join(names) or 'none'}."

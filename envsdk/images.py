@@ -24,7 +24,7 @@ import numpy as np
 from ._arguments import explain_arguments
 from ._packages import load
 from ._untrusted import open_file, read_file
-from ._visible import brief
+from ._visible import brief, type_of
 from .errors import ImageError, InvalidRecord
 
 __all__ = ["Image", "ImageSource", "PlacedImage"]
@@ -182,7 +182,7 @@ class Image:
         if isinstance(source, pillow.Image):
             return cls._of_rgb(_eight_bits(_still(source, "the image")))
         raise ImageError(
-            f"an image is given as a {type(source).__name__}; expected bytes, a path, an image of Pillow, or an array "
+            f"an image is given as {type_of(source)}; expected bytes, a path, an image of Pillow, or an array "
             "of uint8 with the shape (height, width, 3)"
         )
 

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from ._arguments import explain_arguments
-from ._visible import brief
+from ._visible import brief, type_of
 from .images import Image, ImageSource
 
 __all__ = ["Arguments", "ContentPart", "ImagePart", "Message", "Role", "TextPart", "ToolCall", "ToolSchema", "text_of"]
@@ -89,7 +89,7 @@ def check_json(value: Any, depth: int = 0) -> Any:
         case None:
             pass
         case _:
-            raise ValueError(f"a {type(value).__name__} is not a JSON value")
+            raise ValueError(f"{type_of(value)} is not a JSON value")
     return cast("Any", value)
 
 
@@ -437,7 +437,7 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
     for item in value:
         if not isinstance(item, (Message, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"the list contains a {type(item).__name__}, {brief(item)}; expected a Message or a mapping. Texts and "
+                f"the list contains {type_of(item)}, {brief(item)}; expected a Message or a mapping. Texts and "
                 "images are the content of a message: Message(role='user', content=[...])"
             )
         messages.append(item if isinstance(item, Message) else Message.from_openai(cast("Mapping[str, Any]", item)))

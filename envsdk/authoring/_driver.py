@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from .._describing import likely, what_is_invalid
 from .._registry import find_renderer, refuse_history_options
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._history import HistoryPolicy
 from ..episodes._agent import Agent, EpisodeHeader, StepResult
 from ..episodes._episode import CallMethod, Episode, EpisodeGenerator, Join, Request, RunChildren
@@ -498,11 +498,11 @@ def _check_options(options: object) -> dict[str, Any]:
     if options is None:
         return {}
     if not isinstance(options, Mapping):
-        raise ConfigError(f"options is a {type(options).__name__}; expected a mapping, such as {{'task': 3}}")
+        raise ConfigError(f"options is {type_of(options)}; expected a mapping, such as {{'task': 3}}")
     given: dict[str, Any] = {**cast("Mapping[Any, Any]", options)}
     unknown = given.keys() - set(_RESET_OPTIONS)
     if unknown:
-        raise ConfigError(f"reset() does not know the options {sorted(map(str, unknown))}; it knows {_RESET_OPTIONS}")
+        raise ConfigError(f"reset() has no option {min(unknown, key=str)!r}; expected {', '.join(_RESET_OPTIONS)}")
     for name in ("episode_id", "group_id"):
         value = given.get(name)
         if value is not None and not isinstance(value, str):

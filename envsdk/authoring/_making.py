@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 import gymnasium
 
 from .._registry import ENVIRONMENTS, find_creator, load_plugins, make_registered, package_of
-from .._visible import brief
+from .._visible import brief, type_of
 from ..errors import ConfigError, EnvsdkError, PluginError
 from ._env import Env
 
@@ -40,7 +40,7 @@ def make(id: str, **kwargs: Any) -> Env:
         raise ConfigError(f"make() takes the id of an environment, and got the class {name}: call it, as in {name}()")
     env = make_registered(id, **kwargs)
     if not isinstance(env, Env):
-        raise PluginError(f"the environment {id!r} is a {type(env).__name__}, not an envsdk.Env")
+        raise PluginError(f"the environment {id!r} is {type_of(env)}, not an envsdk.Env")
     return env
 
 

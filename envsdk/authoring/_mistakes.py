@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from pydantic import BaseModel
 
-from .._visible import brief, shorten
+from .._visible import brief, shorten, type_of
 from ..episodes._functions import is_async, plain_function
 from ..episodes._turn import Turn
 from ..errors import ConfigError, EpisodeError, MistakeWarning, ReservedName, TaskError, TurnError
@@ -232,8 +232,7 @@ def wrong_turn(env: object, method: str, returned: object) -> TurnError:
     elif isinstance(returned, type):
         what = f"the class {returned.__name__}, not a Turn: call it, such as Turn('Well done.')"
     else:
-        kind = type(returned).__name__
-        what = f"a {kind}, not a Turn, a Handoff, or a list of them that is not empty: {brief(returned)}"
+        what = f"{type_of(returned)}, not a Turn, a Handoff, or a list of them that is not empty: {brief(returned)}"
     return TurnError(f"{where(type(env), method)} returned {what}")
 
 
@@ -279,14 +278,15 @@ def warn_of(env: Any, method: str, turn: Turn) -> None:
     if method == "start" and turn.messages and not any(m.content or m.parts for m in turn.messages):
         warn_at([cls.start], f"{cls.__name__}.start() returned a turn without text: the model sees no task")
     if turn.terminated and turn.rewards == {"reward": 0.0} and type(reward) in (int, float) and reward != 0:
-        what = f"to {reward}, which no one reads: return Turn(reward=...)"
+        what = f" to {reward}, which no one reads: return Turn(reward=...)"
     elif not (turn.terminated or turn.truncated):
         name = next((end for end in ("done", "terminated", "truncated") if own.get(end) is True), "")
-        what = f"which does not end the episode: return Turn({name.replace('done', 'terminated')}=True)" if name else ""
+        meant = name.replace("done", "terminated")
+        what = f", which does not end the episode: return Turn({meant}=True)" if name else ""
     if what:
         values = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
         written = [value for value in values if value.__name__ != "__init__"]  # which sets options
-        warn_at(written, f"{cls.__name__} set self.{name} {what}", rf"self\.{name}\s*[-+*]?=[^=]")
+        warn_at(written, f"{cls.__name__} set self.{name}{what}", rf"self\.{name}\s*[-+*]?=[^=]")
 
 
 def warn_at(functions: Sequence[Any], what: str, pattern: str = "") -> None:

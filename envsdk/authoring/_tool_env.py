@@ -23,7 +23,7 @@ from pydantic_core import to_json
 
 from .._describing import message_of, what_is_invalid
 from .._spans import recorded
-from .._visible import brief
+from .._visible import brief, type_of
 from ..episodes._functions import is_async
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
 from ..episodes._turn import Turn
@@ -162,7 +162,7 @@ class ToolRunner:
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"they are not a JSON object: {error}") from None
             if not isinstance(arguments, dict):
-                raise ValueError(f"they are not a JSON object, but a {type(arguments).__name__}")
+                raise ValueError(f"they are not a JSON object, but {type_of(arguments)}")
             arguments = tool.read(cast("dict[str, Any]", arguments))
         except ValueError as error:
             reason = what_is_invalid(error) if isinstance(error, ValidationError) else message_of(error)
@@ -269,7 +269,7 @@ class ToolRunner:
                 parts.append(item if isinstance(item, ImagePart) else ImagePart(item))
             else:
                 raise TypeError(
-                    f"a tool returned a list with an image and a {type(item).__name__}; expected only texts and images"
+                    f"a tool returned a list with an image and {type_of(item)}; expected only texts and images"
                 )
         if length > limit:
             parts.append(TextPart(text=f"\n[cut: {limit:,} of {length:,} characters are shown]"))
@@ -571,4 +571,4 @@ def _plain(value: Any) -> Any:
     _refuse_binary(value)
     if isinstance(value, (np.generic, np.ndarray)):
         return cast("Any", value).tolist()
-    raise TypeError(f"a tool returned a {type(value).__name__}, which cannot be written as JSON")
+    raise TypeError(f"a tool returned {type_of(value)}, which cannot be written as JSON")

@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from .._arguments import explain_arguments
 from .._describing import what_is_invalid
 from .._untrusted import open_file, parse_json, read_lines
-from .._visible import brief
+from .._visible import brief, type_of
 from ..errors import ConfigError, InvalidRecord, TaskError
 
 __all__ = ["Rows", "Split", "Task", "draw_in_split", "load_tasks", "split_of"]
@@ -180,7 +180,7 @@ def check_task(row: Any, model: type[BaseModel] | None) -> Task:
 def _plain(value: object) -> object:
     if isinstance(value, (np.ndarray, np.generic)):
         return cast("Any", value).tolist()
-    raise ValueError(f"it contains a {type(value).__name__}, {brief(value)}")
+    raise ValueError(f"it contains {type_of(value)}, {brief(value)}")
 
 
 explain_arguments(globals())

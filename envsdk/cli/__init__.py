@@ -4,12 +4,11 @@ import logging
 import signal
 import sys
 import traceback
-from typing import Any
+from typing import Any, cast
 
 import typer
 from typer.core import TyperCommand
 
-from .._describing import RENAMED
 from ..errors import EnvsdkError, UnknownName
 from ._card import card
 from ._check import check, doctor
@@ -39,21 +38,21 @@ __all__ = ["app", "main", "specification"]
 
 
 class Command(TyperCommand):
-    """A command that names the new name of an option that was renamed."""
+    """A command that names the option that is likely meant by one that does not exist."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command's name.
 
         Raises:
-            UnknownName: If an option was renamed.
+            UnknownName: If an option does not exist. Of those that do, the ones that are likely meant are named.
         """
-        known = [name if name.startswith("-") else name.upper() for one in self.params for name in one.opts]
-        new = {name.strip("-").replace("-", "_") for name in known}
-        for word in args:
-            name = word.partition("=")[0]
-            if name[:2] == "--" and name not in known and RENAMED.get(name[2:].replace("-", "_")) in new:
-                raise UnknownName.of("option", name, known)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if not hasattr(error, "possibilities"):  # of Typer's NoSuchOption, which is private
+                raise
+            known = [name if name.startswith("-") else name.upper() for one in self.params for name in one.opts]
+            raise UnknownName.of("option", cast("Any", error).option_name, known) from None
 
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)

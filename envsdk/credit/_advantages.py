@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from .._visible import brief
+from .._visible import brief, type_of
 from ..diagnostics._inputs import check_clip, pair_logprobs, valid_samples
 from ..errors import ConfigError, InvalidSample
 from ..trajectories._samples import Sample
@@ -35,7 +35,7 @@ def per_token(sample: Sample, values: "float | Values") -> "NDArray[np.float32]"
         InvalidSample: If the number of values is not the number of steps, or a value is not a finite number.
     """
     if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSample(f"sample is a {type(sample).__name__}; expected a Sample")
+        raise InvalidSample(f"sample is {type_of(sample)}; expected a Sample")
     is_scalar = isinstance(values, Real) or getattr(values, "ndim", 1) == 0
     array = finite_array("advantages", [values] if is_scalar else values, np.float32)
     if is_scalar:

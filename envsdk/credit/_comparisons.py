@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._visible import type_of
 from ..errors import ConfigError, InvalidSample
 from ..trajectories._trajectory import Trajectory
 
@@ -22,7 +23,7 @@ def observation_anchors(trajectory: Trajectory) -> list[str]:
         ConfigError: If `trajectory` is not a Trajectory.
     """
     if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"trajectory is a {type(trajectory).__name__}; expected a Trajectory")
+        raise ConfigError(f"trajectory is {type_of(trajectory)}; expected a Trajectory")
     answered: dict[str, int] = {}
     anchors: list[str] = []
     for step in trajectory.steps:

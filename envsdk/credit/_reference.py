@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._visible import brief
+from .._visible import brief, type_of
 from ..diagnostics._forward import forward_logprobs
 from ..diagnostics._inputs import logprobs_of, valid_samples
 from ..errors import ConfigError
@@ -50,7 +50,7 @@ def add_reference(
     if temperature is not None and (not isinstance(temperature, Real) or not 0 < temperature <= LARGEST):
         raise ConfigError(f"temperature is {brief(temperature)}; expected None or a finite number above 0")
     if not callable(reference):
-        raise ConfigError(f"reference is a {type(reference).__name__}; expected a model of transformers or a function")
+        raise ConfigError(f"reference is {type_of(reference)}; expected a model of transformers or a function")
     is_model = hasattr(reference, "get_input_embeddings")
     if temperature is not None and not is_model:
         raise ConfigError("temperature is for models; a function divides logits itself")

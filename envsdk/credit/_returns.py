@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from .._visible import type_of
 from ..errors import ConfigError
 from ..trajectories._trajectory import Trajectory
 from ._values import Values, finite_array
@@ -107,9 +108,7 @@ def step_returns(trajectory: Trajectory, gamma: float = 1.0, scope: Scope = "lin
 
 def _check(trajectory: object) -> None:
     if not isinstance(trajectory, Trajectory):
-        raise ConfigError(
-            f"trajectory is a {type(trajectory).__name__}; expected a Trajectory, such as envsdk.rollout returns"
-        )
+        raise ConfigError(f"trajectory is {type_of(trajectory)}; expected a Trajectory, such as envsdk.rollout returns")
 
 
 def _ancestors(trajectory: Trajectory, name: str) -> list[str]:

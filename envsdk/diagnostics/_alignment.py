@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from .._visible import type_of
 from ..errors import InvalidSample
 from ..trajectories._samples import Sample
 from ._inputs import token_ids
@@ -96,4 +97,4 @@ def _as_list(name: str, records: Any) -> list[Tokens]:
     try:
         return list(records)
     except TypeError as error:
-        raise InvalidSample(f"{name} is a {type(records).__name__}; expected a list of records") from error
+        raise InvalidSample(f"{name} is {type_of(records)}; expected a list of records") from error

@@ -5,6 +5,7 @@ from dataclasses import asdict, astuple, dataclass, fields
 from operator import add
 from typing import Any, cast
 
+from .._visible import type_of
 from ..errors import ConfigError
 from ..trajectories._steps import Step
 from ..trajectories._tally import Tally
@@ -182,7 +183,7 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
     steps: list[Step] = []
     for index, trajectory in enumerate(episodes):
         if not isinstance(trajectory, Trajectory):
-            raise ConfigError(f"trajectory {index} is a {type(trajectory).__name__}; expected a Trajectory")
+            raise ConfigError(f"trajectory {index} is {type_of(trajectory)}; expected a Trajectory")
         segments = trajectory.segments()  # checks the record
         total += Tally.of(trajectory, copied=False)
         samples += len(segments)

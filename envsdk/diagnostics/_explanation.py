@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._visible import brief
+from .._visible import brief, type_of
 from ..errors import ConfigError
 from ..rendering.tokenizers import Tokenizer
 from ._inputs import token_ids
@@ -128,7 +128,7 @@ def explain_break(first: Prompt, second: Prompt, tokenizer: Tokenizer | None = N
         return _explained(PromptTexts(first, second, position), position, len(first))
     if isinstance(first, str) or isinstance(second, str) or tokenizer is None:
         raise ConfigError(
-            f"the prompts are a {type(first).__name__} and a {type(second).__name__}, with "
+            f"the prompts are {type_of(first)} and {type_of(second)}, with "
             f"{'no' if tokenizer is None else 'a'} tokenizer; expected two strings, or two arrays of token ids and the "
             "tokenizer"
         )

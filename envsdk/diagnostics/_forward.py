@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._packages import load
+from .._visible import type_of
 from ..errors import ConfigError, InvalidSample
 from ..policies._grammar import grammar_masks
 from ..rendering._model_images import ModelImages
@@ -52,7 +53,7 @@ def forward_logprobs(
     """
     torch = load("torch", "the log-probabilities of a model need", "pip install 'envsdk[torch]'")
     if not hasattr(model, "get_input_embeddings"):
-        raise ConfigError(f"model is a {type(model).__name__}; expected a causal language model of transformers")
+        raise ConfigError(f"model is {type_of(model)}; expected a causal language model of transformers")
     images, given = ModelImages(model, vision), valid_samples(samples)
     rows: int = model.get_input_embeddings().weight.shape[0]
     device = next(model.parameters()).device

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from .._packages import load
+from .._visible import type_of
 from ..contexts._history import HistoryPolicy
 from ..errors import ConfigError
 from ..limits import Limits
@@ -192,7 +193,7 @@ def episodes_of(trajectories: Trajectory | Iterable[Trajectory]) -> list[Traject
     """
     given = [trajectories] if isinstance(trajectories, Trajectory) else trajectories
     episodes: list[Any] = list(given) if isinstance(given, Iterable) else [given]  # pyright: ignore[reportUnnecessaryIsInstance]
-    wrong = [f"a {type(one).__name__}" for one in episodes if not isinstance(one, Trajectory)]
+    wrong = [f"{type_of(one)}" for one in episodes if not isinstance(one, Trajectory)]
     if wrong or not episodes:
         got = wrong[0] if wrong else "nothing"
         raise ConfigError(f"trajectories has {got}; expected one episode, or a list of them")

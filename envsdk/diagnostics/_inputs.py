@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from .._visible import brief
+from .._visible import brief, type_of
 from ..errors import ConfigError, InvalidSample
 from ..trajectories._samples import Sample
 
@@ -28,11 +28,11 @@ def valid_samples(samples: Iterable[Sample], *, first: int = 0) -> list[Sample]:
             index of the sample and its trajectory.
     """
     if isinstance(samples, Sample) or not isinstance(samples, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSample(f"samples is a {type(samples).__name__}; expected a list of samples: trajectory.samples()")
+        raise InvalidSample(f"samples is {type_of(samples)}; expected a list of samples: trajectory.samples()")
     items: list[Any] = list(samples)
     for index, sample in enumerate(items, start=first):
         if not isinstance(sample, Sample):
-            raise InvalidSample(f"sample {index} is a {type(sample).__name__}; expected a Sample: trajectory.samples()")
+            raise InvalidSample(f"sample {index} is {type_of(sample)}; expected a Sample: trajectory.samples()")
     for index, sample in enumerate(items, start=first):
         try:
             sample.validate()
@@ -141,7 +141,7 @@ def pair_logprobs(samples: Iterable[Sample], trainer_logprobs: Sequence[Any]) ->
         arrays = list(trainer_logprobs)
     except TypeError as error:
         raise InvalidSample(
-            f"trainer_logprobs is a {type(trainer_logprobs).__name__}; expected a list with one array for each sample"
+            f"trainer_logprobs is {type_of(trainer_logprobs)}; expected a list with one array for each sample"
         ) from error
     if len(checked) != len(arrays):
         raise InvalidSample(

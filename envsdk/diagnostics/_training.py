@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from .._packages import load
+from .._visible import type_of
 from ..errors import ConfigError
 
 Effect: TypeAlias = Literal[
@@ -101,7 +102,7 @@ def train_mode(model: Any) -> TrainMode:
     """
     torch = load("torch", "train_mode needs", "pip install torch")
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+        raise ConfigError(f"model is {type_of(model)}; expected a torch.nn.Module")
     given: Any = model
     modules: list[tuple[str, Any]] = list(given.named_modules())
     config: Any = getattr(given, "config", None)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._protocol import Action, FinishReason
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import ActionError
@@ -169,8 +169,8 @@ def _check_tokens(values: object, vocab_size: int) -> "NDArray[np.int32]":
         raise ActionError(f"tokens must be an integer array of shape (n,) or a list of int: {error}") from error
     if array.ndim != 1:
         raise ActionError(
-            f"tokens must have shape (n,), got {array.shape} from a {type(values).__name__}: give an Action, an int32 "
-            "array or a list of int"
+            f"tokens must have shape (n,), got {array.shape} from {type_of(values)}: give an Action, an int32 "
+            "array or a list of int, such as env.renderer.reply(message) returns"
         )
     if not array.size:
         return np.empty(0, dtype=np.int32)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from .._describing import describe_error
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._context import Context, Delta
 from ..contexts._history import SUMMARY, SummaryRequest
 from ..contexts._protocol import Observation
@@ -285,7 +285,7 @@ class Episode:
                 if not is_handoff(returned):
                     raise TurnError(
                         "start(), respond() and resume() return a Turn, a Handoff, or a list of Handoffs that is not "
-                        f"empty; got a {type(returned).__name__}: {brief(returned)}"
+                        f"empty; got {type_of(returned)}: {brief(returned)}"
                     )
                 if agent.phase is Phase.REFUSED:  # it hands over again although a limit is reached
                     return take(agent, Turn(reward=None))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._history import HistoryPolicy, SummaryRequest
 from ..errors import ConfigError, HandoffError
 from ..limits import Limits
@@ -129,8 +129,7 @@ class Handoff:
         timeout_s: float | None = None,
     ) -> None:
         if isinstance(env, type) or not hasattr(env, "_envsdk"):
-            given = f"the class {env.__name__}" if isinstance(env, type) else f"a {type(env).__name__}"
-            raise HandoffError(f"a handoff goes to an Env, got {given}: give it an object, such as Researcher()")
+            raise HandoffError(f"a handoff goes to an Env, got {type_of(env)}: give it an object, such as Researcher()")
         if not callable(history) and not (isinstance(history, str) and history in ("fresh", "full")):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"history is {brief(history)}; expected 'fresh', 'full' or a function from messages to messages"
@@ -162,7 +161,7 @@ class Handoff:
         changed = result if self.result is None else self.result(result)
         if not isinstance(changed, HandoffResult):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise HandoffError(
-                f"result= of a handoff returned a {type(changed).__name__}; expected a HandoffResult, such as "
+                f"result= of a handoff returned {type_of(changed)}; expected a HandoffResult, such as "
                 "dataclasses.replace(result, content=...)"
             )
         return changed

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from .._describing import what_is_invalid
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._edits import Edit
 from ..errors import TurnError
 from ..limits import LARGEST, plain_integer
@@ -238,7 +238,8 @@ class Turn:
             self.messages = [] if continues else to_messages(messages)
             self.system = None if system is None else check_text(system)
         except ValidationError as error:
-            raise TurnError(f"a message of a Turn cannot be read: {what_is_invalid(error)}") from error
+            why = what_is_invalid(error, Message.model_fields)
+            raise TurnError(f"a message of a Turn cannot be read: {why}") from error
         except (TypeError, KeyError, ValueError) as error:
             raise TurnError(f"the messages of a Turn cannot be read: {error}") from error
         self.prefill = None if prefill is None else _read_start_of_reply("prefill", prefill)
@@ -377,9 +378,9 @@ def _read_start_of_reply(what: str, value: Any) -> str | Message:
         given = {"role": "assistant", "content": value} if isinstance(value, str) else value
         message = given if isinstance(given, Message) else Message.from_openai({**given})
     except ValidationError as error:
-        raise TurnError(f"{what} cannot be read: {what_is_invalid(error)}") from error
+        raise TurnError(f"{what} cannot be read: {what_is_invalid(error, Message.model_fields)}") from error
     except TypeError:
-        raise TurnError(f"{what} is a {type(value).__name__}; expected a string or an assistant Message") from None
+        raise TurnError(f"{what} is {type_of(value)}; expected a string or an assistant Message") from None
     if message.role != "assistant" or message.tool_calls or message.parts is not None:
         raise TurnError(
             f"{what} is {brief(message)}; expected a string, or an assistant Message with reasoning and content only"

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pydantic_core
 
-from .._visible import brief
+from .._visible import brief, type_of
 from ..errors import InvalidRecord, RequestError
 from ..messages import Message
 from ..trainers.foreign._importer import LoggedIds
@@ -357,7 +357,7 @@ def _add(whole: dict[str, Any], part: LoggedValue) -> None:
         if key in _ONCE or isinstance(value, (bool, int, float)):
             whole[key] = before or deepcopy(value)
         elif before is not None and type(before) is not type(value):
-            raise part.get(key).invalid(f"a {type(before).__name__}, as in the chunks before it")
+            raise part.get(key).invalid(f"{type_of(before)}, as in the chunks before it")
         elif isinstance(value, dict):
             _add(whole.setdefault(key, {}), part.get(key))
         elif isinstance(value, list):  # the items with an `index`, the calls, come in parts

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from .._visible import type_of
 from ..authoring._env import Env
 from ..authoring._making import imported
 from ..errors import ConfigError, PolicyError, UnknownName
@@ -109,9 +110,11 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
         policy = cast("Callable[..., Any]", for_episode(env, seed))
     if not callable(policy):
         raise PolicyError(
-            f"policy is a {type(policy).__name__}; expected a function from a prompt to an Action, the name of a "
+            f"policy is {type_of(policy)}; expected a function from a prompt to an Action, the name of a "
             "policy, or a mapping from roles to policies"
         )
+    if isinstance(policy, type):
+        raise PolicyError(f"the policy is {type_of(policy)}: pass an instance, {policy.__name__}(...)")
     try:
         signature = inspect.signature(policy)
     except (TypeError, ValueError):  # a built-in function without a signature
@@ -120,14 +123,10 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
         signature.bind(None, **dict.fromkeys(_REQUEST_FIELDS))
     except TypeError as error:
         name = getattr(policy, "__name__", type(policy).__name__)
-        advice = (
-            f"it is a class: pass an instance, {name}(...)"
-            if isinstance(policy, type)
-            else f"write {name}(prompt, *, max_tokens, **_), where `**_` takes the arguments that it does not use"
-        )
         raise PolicyError(
             f"the policy {name}{signature} cannot be called: {error}. A policy is called with the prompt and the "
-            f"keyword arguments {', '.join(_REQUEST_FIELDS)}; {advice}"
+            f"keyword arguments {', '.join(_REQUEST_FIELDS)}; write {name}(prompt, *, max_tokens, **_), where "
+            "`**_` takes the arguments that it does not use"
         ) from None
     return policy
 

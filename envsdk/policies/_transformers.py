@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import numpy as np
 
 from .._packages import load
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._protocol import Action, FinishReason
 from ..errors import ConfigError
 from ..images import PlacedImage
@@ -112,7 +112,7 @@ class TransformersPolicy:
         config: Any = getattr(model, "config", None)
         if not callable(model) or not hasattr(config, "get_text_config"):
             raise ConfigError(
-                f"model is a {type(model).__name__}; expected a causal language model of transformers, such as the "
+                f"model is {type_of(model)}; expected a causal language model of transformers, such as the "
                 "result of AutoModelForCausalLM.from_pretrained(...)"
             )
         if getattr(config, "is_encoder_decoder", False):

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from .._visible import brief
+from .._visible import brief, type_of
 from ..authoring._concurrent import run_all
 from ..authoring._driver import check_seed, driver_of
 from ..authoring._env import Env
@@ -136,11 +136,11 @@ def break_values(
     if k is None or max_concurrency is None:  # pyright: ignore[reportUnnecessaryComparison]
         raise ConfigError(f"k is {k!r} and max_concurrency is {max_concurrency!r}; expected integers")
     if not isinstance(trajectories, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"trajectories is a {type(trajectories).__name__}; expected a list of finished episodes")
+        raise ConfigError(f"trajectories is {type_of(trajectories)}; expected a list of finished episodes")
     chosen: list[tuple[Trajectory, list[int]]] = []
     for trajectory in trajectories:
         if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"trajectories has a {type(trajectory).__name__}; expected finished episodes")
+            raise ConfigError(f"trajectories has {type_of(trajectory)}; expected finished episodes")
         steps = [at for at in _breaks(trajectory) if k and _number(seed, trajectory.id, at) < share * 2**64]
         if steps:
             chosen.append((trajectory, steps))

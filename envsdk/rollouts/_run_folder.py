@@ -29,6 +29,7 @@ import orjson
 
 from .._packages import load
 from .._untrusted import max_line_bytes
+from .._visible import type_of
 from ..errors import RunFolderError, StorageError
 from ..rendering.renderer import Renderer
 from ..trajectories._media import MEDIA, write_images
@@ -436,7 +437,7 @@ def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
     """Write the files of a tokenizer, and wait until they are on disk."""
     if not hasattr(tokenizer, "save"):
         raise RunFolderError(
-            f"the tokenizer {tokenizer.name!r} is a {type(tokenizer).__name__}, which has no method save(folder), so "
+            f"the tokenizer {tokenizer.name!r} is {type_of(tokenizer)}, which has no method save(folder), so "
             "the run folder could not be decoded on its own. Write that method, or give load_tokenizer(...) what the "
             "tokenizer is made from"
         )

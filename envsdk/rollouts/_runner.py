@@ -166,8 +166,8 @@ class EpisodeRunner:
                 break
         if not isinstance(action, Action):
             raise PolicyError(
-                f"the policy returned a {type(action).__name__}, {brief(action)}; expected an Action: return "
-                "envsdk.Action(tokens, logprobs), or envsdk.Action(tokens)"
+                f"the policy returned {brief(action)}; expected an Action: return envsdk.Action(tokens, logprobs), or "
+                "envsdk.Action(tokens)"
             )
         return action
 

@@ -17,7 +17,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from .._registry import is_of_plugin, list_envs
-from .._visible import brief
+from .._visible import brief, type_of
 from ..authoring._env import Env
 from ..errors import ConfigError, PluginError, UnknownName
 from ._reports import NotPossible
@@ -148,5 +148,5 @@ def _of_spec(spec: EnvSpec) -> Subject:
 def _make(spec: EnvSpec, **options: Any) -> Env:
     env = spec.make(disable_env_checker=True, **options).unwrapped
     if not isinstance(env, Env):
-        raise PluginError(f"the environment {spec.id!r} is a {type(env).__name__}; expected an envsdk.Env")
+        raise PluginError(f"the environment {spec.id!r} is {type_of(env)}; expected an envsdk.Env")
     return env

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .._arguments import explain_arguments
+from .._visible import type_of
 from ..contexts._edits import shared_length
 from ..errors import InvalidRecord
 from ..messages import Message, TextPart
@@ -65,7 +66,7 @@ def to_atif(
         UndeclaredBreak: If a step drops tokens without a declared break.
     """
     if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRecord(f"trajectory is a {type(trajectory).__name__}; expected a Trajectory")
+        raise InvalidRecord(f"trajectory is {type_of(trajectory)}; expected a Trajectory")
     if not trajectory.contexts and trajectory.error is not None:
         raise InvalidRecord(
             f"trajectory {trajectory.id!r} failed before its first observation, so there is no document to write: "

@@ -12,6 +12,7 @@ import orjson
 from .._arguments import explain_arguments
 from .._packages import load
 from .._untrusted import parse_json
+from .._visible import type_of
 from ..errors import InvalidRecord, InvalidSample
 from ..trajectories._fragments import fragment
 from ..trajectories._samples import Sample
@@ -182,7 +183,7 @@ def from_row(row: Mapping[str, Any]) -> Sample:
         InvalidSample: If the sample is invalid.
     """
     if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRecord(f"the row is a {type(row).__name__}; expected a mapping from column names to values")
+        raise InvalidRecord(f"the row is {type_of(row)}; expected a mapping from column names to values")
     if missing := {*_LISTS, *_VALUES, *_JSON, "schema"} - set(row):
         raise InvalidRecord(
             f"the row has no {', '.join(sorted(missing))}; expected the columns of write_parquet or to_dataset"

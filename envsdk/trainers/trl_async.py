@@ -25,7 +25,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from .._arguments import explain_arguments
-from .._visible import brief
+from .._visible import brief, type_of
 from ..authoring._concurrent import run_all
 from ..authoring._env import Env
 from ..authoring._event_loops import LoopThread
@@ -327,7 +327,7 @@ class LocalWeights:
 
     def __init__(self, worker: RolloutWorker) -> None:
         if not isinstance(worker.policy, TransformersPolicy):
-            raise ConfigError(f"the worker's policy is a {type(worker.policy).__name__}; expected a TransformersPolicy")
+            raise ConfigError(f"the worker's policy is {type_of(worker.policy)}; expected a TransformersPolicy")
         self._worker, self._policy = worker, worker.policy
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._protocol import Break, RewriteReason
 from ..contexts._side_data import Aligned, per_token
 from ..errors import InvalidRecord
@@ -25,7 +25,7 @@ def check_break(break_: Any) -> None:
         InvalidRecord: If it is not.
     """
     if not isinstance(break_, Break):
-        raise InvalidRecord(f"is a {type(break_).__name__}: {brief(break_)}; expected a Break")
+        raise InvalidRecord(f"is {type_of(break_)}: {brief(break_)}; expected a Break")
     counts: tuple[Any, ...] = (break_.kept, break_.dropped)
     texts: tuple[Any, ...] = (break_.context, break_.base, break_.detail)
     wrong = [count for count in counts if type(count) is not int or count < 0]

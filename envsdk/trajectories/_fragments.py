@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import orjson
 
+from .._visible import type_of
 from ..errors import InvalidRecord
 
 
@@ -24,7 +25,7 @@ def fragment(value: Any) -> orjson.Fragment:
             text = encoder.encode(_finite(value))
         return orjson.Fragment(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRecord(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
+        raise InvalidRecord(f"{type_of(value)} cannot be written as JSON: {error}") from error
 
 
 def _plain(value: object) -> object:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import numpy as np
 
 from .._cards import card, mask_bar, named
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._protocol import Break, Count
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample
@@ -297,7 +297,7 @@ class Sample(StoredRecord):
         if isinstance(value, np.ndarray):
             array = cast("NDArray[Any]", value)
             if isinstance(array, np.ma.MaskedArray) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-                raise InvalidSample(f"extra[{name!r}] is a {type(array).__name__} of {array.dtype}; expected numbers")
+                raise InvalidSample(f"extra[{name!r}] is {type_of(array)} of {array.dtype}; expected numbers")
             if array.shape[:1] != self.tokens.shape:
                 raise InvalidSample(f"extra[{name!r}] has shape {array.shape}, but there are {len(self)} tokens")
         elif isinstance(value, (Aligned, Ragged)):

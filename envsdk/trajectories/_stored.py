@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetPydanticSch
 from pydantic_core import CoreSchema, core_schema
 
 from .._describing import what_is_invalid
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._protocol import Break
 from ..contexts._side_data import Aligned, Ragged
 from ..images import Image, PlacedImage
@@ -105,7 +105,7 @@ def read_array(values: Any, dtype: "type[np.generic] | np.dtype[Any]", *, missin
         ValueError: If a value is of another type; the message names the position.
     """
     if type(values) is not list:
-        raise ValueError(f"expected a list, got a {type(values).__name__}")
+        raise ValueError(f"expected a list, got {type_of(values)}")
     values, dtype = cast("list[Any]", values), np.dtype(dtype)
     allowed = _KINDS[dtype.kind] | _NONE if missing and dtype.kind == "f" else _KINDS[dtype.kind]
     if not set(map(type, values)) <= allowed:
@@ -166,7 +166,7 @@ StoredBreak: TypeAlias = Annotated[Break, GetPydanticSchema(lambda source, handl
 
 def _media(values: Any) -> list[PlacedImage]:
     if type(values) is not list:
-        raise ValueError(f"expected a list, got a {type(values).__name__}")
+        raise ValueError(f"expected a list, got {type_of(values)}")
     found: list[PlacedImage] = []
     for value in cast("list[Any]", values):
         fields = cast("dict[str, Any]", value) if type(value) is dict else {}

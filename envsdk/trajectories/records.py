@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from .._arguments import explain_arguments
 from .._describing import what_is_invalid
 from .._untrusted import open_file, parse_json, read_lines
-from .._visible import brief
+from .._visible import brief, type_of
 from ..errors import ConfigError, InvalidRecord, StorageError
 from ._stored import StoredRecord
 
@@ -163,14 +163,14 @@ def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
         StorageError: If the file cannot be written. The records written so far stay in a file next to it, which the
             message names.
     """
-    unfinished, count = Path(f"{path}.unfinished"), 0
+    unfinished, count = Path(f"{os.fspath(path)}.unfinished"), 0
     with storing(path):
         file = unfinished.open("wb", buffering=0)
     try:
         for record in records:
             try:
                 if not hasattr(record, "to_json"):
-                    raise InvalidRecord(f"it is a {type(record).__name__}; expected a Trajectory or a Sample")
+                    raise InvalidRecord(f"it is {type_of(record)}; expected a Trajectory or a Sample")
                 line = record.to_json() + b"\n"
             except InvalidRecord as error:
                 raise InvalidRecord(f"record {count}: {error}") from error

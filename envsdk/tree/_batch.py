@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 
 from .._cards import card, mask_bar, shortened
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._side_data import Aligned, PerToken, placed
 from ..errors import InvalidSample, TreeTooLarge, UnknownName
 from ..images import PlacedImage
@@ -408,8 +408,7 @@ def _as_list(source: Any) -> "list[Trajectory] | list[Sample]":
     given: Any = [source] if isinstance(source, (Trajectory, Sample)) else source
     if not isinstance(given, (list, tuple)):
         raise InvalidSample(
-            f"source is a {type(source).__name__}; expected a Trajectory, a Sample, or a list of trajectories or of "
-            "samples"
+            f"source is {type_of(source)}; expected a Trajectory, a Sample, or a list of trajectories or of samples"
         )
     items = list(cast("Sequence[Any]", given))
     if not items:

@@ -227,7 +227,7 @@ def test_what_a_function_raises_is_an_error_and_no_reward():
         ({"score": "envsdk.rewards:numeric"}, "score: it is a class; expected a function"),
         ({"score": scoring.exact, "question": "{context"}, "question: expected '}' before end of string"),
         ({"score": scoring.exact, "max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
-        ({}, "score: Field required"),
+        ({}, "score is missing"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], reason: str):

@@ -248,7 +248,7 @@ def test_words_for_actions_are_checked(actions: tuple[str, ...], reason: str):
         ({"game": "no_such_package:Game-v0"}, "gymnasium cannot create"),
         ({"game": "FrozenLake-v1", "options": {"ice": 3}}, "unexpected keyword argument 'ice'"),
         ({"game": "FrozenLake-v1", "options": {"render_mode": "ansi"}}, "render_mode is set by the adapter"),
-        ({}, "game: Field required"),
+        ({}, "game is missing"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], reason: str):

@@ -148,7 +148,7 @@ def test_the_values_are_json():
     ("batch", "said"),
     [
         (3, "expected a list of samples"),
-        ([3], "sample 0 is a int"),
+        ([3], "sample 0 is an int"),
         ({"tokens": np.zeros((1, 2))}, "the batch has no mask, step_ids, sample_ids, position_ids, reward"),
     ],
 )

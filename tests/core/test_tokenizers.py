@@ -279,7 +279,7 @@ def test_a_misspelt_name_suggests_the_right_one_without_asking_a_hub() -> None:
 
 
 def test_an_object_that_is_no_tokenizer_is_refused() -> None:
-    with pytest.raises(TokenizerError, match="Cannot make a tokenizer of a int"):
+    with pytest.raises(TokenizerError, match="Cannot make a tokenizer of an int"):
         load_tokenizer(7)
 
 

@@ -91,7 +91,7 @@ def test_pixels_and_bytes_are_refused_and_the_error_names_image_part(what: str):
 
 
 @pytest.mark.parametrize(
-    ("what", "text"), [("a list with a number", "an image and a int; expected only texts"), ("a mapping", "Image")]
+    ("what", "text"), [("a list with a number", "an image and an int; expected only texts"), ("a mapping", "Image")]
 )
 def test_an_image_next_to_other_values_is_a_mistake_of_the_tool(what: str, text: str):
     with pytest.raises((TypeError, ValueError), match=text):

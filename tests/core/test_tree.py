@@ -558,9 +558,9 @@ def test_a_tree_without_any_logprobs_has_none():
     ("source", "says"),
     [
         ([], "source is an empty list; expected at least one trajectory or sample"),
-        (3, "source is a int; expected a Trajectory, a Sample, or a list"),
+        (3, "source is an int; expected a Trajectory, a Sample, or a list"),
         ("abc", "source is a str"),
-        (None, "source is a NoneType"),
+        (None, "source is None"),
         ([record((0, [1], [2])), 3], "source has items of Trajectory, int"),
         ([record((0, [1], [2])), *record((0, [1], [2])).samples()], "source has items of Sample, Trajectory"),
         (record((0, [1, 2], [])), "no token is trained"),

@@ -18,20 +18,22 @@ def main() -> int:
     names = sorted(file.parent.name for file in PEERS.glob("*/requirements.txt"))
     parser = argparse.ArgumentParser(description="Run the tests against other projects, in environments of their own.")
     parser.add_argument("peers", nargs="*", metavar="peer", help=f"one of {', '.join(names)}; all if none is named")
-    chosen = parser.parse_args().peers or names
+    parser.add_argument("--full", action="store_true", help="run all rows of large matrices, and what takes long")
+    arguments = parser.parse_args()
+    chosen = arguments.peers or names
     if unknown := [name for name in chosen if name not in names]:
         parser.error(f"unknown peer {', '.join(unknown)}; known: {', '.join(names)}")
-    failed = [name for name in chosen if not passes(name)]
+    failed = [name for name in chosen if not passes(name, ["--full"] * arguments.full)]
     print(f"peers: {len(chosen) - len(failed)} passed, {len(failed)} failed {' '.join(failed)}".rstrip())
     return 1 if failed else 0
 
 
-def passes(name: str) -> bool:
+def passes(name: str, options: list[str]) -> bool:
     """Run the tests of one peer. An environment that cannot be filled is a failure, too."""
     print(f"peer {name}", flush=True)
     environment = made(name, PEERS / name / "requirements.txt")
     # As a script, not with -m: that would put the checkout first on the path, whose folders have names of peers.
-    return environment is not None and run(environment / "bin" / "pytest", PEERS / name)
+    return environment is not None and run(environment / "bin" / "pytest", PEERS / name, *options)
 
 
 if __name__ == "__main__":

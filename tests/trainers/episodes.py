@@ -182,7 +182,7 @@ DEFECTS: dict[str, tuple[Callable[[Sample], Any], str]] = {
         f"a break that is {broken!r:.50}": (_set("breaks", [SOUND, broken]), rf"breaks\[1\] .*{message}")
         for broken, message in (
             ("garbage", "is a str: 'garbage'; expected a Break"),
-            (None, "is a NoneType"),
+            (None, "is None"),
             ({"kind": "switch"}, "is a dict"),
             (replace(SOUND, kind="tear"), "is a 'tear' for the reason 'edit'"),  # type: ignore[arg-type]
             (replace(SOUND, reason="handoff"), "is a 'rewrite' for the reason 'handoff'"),

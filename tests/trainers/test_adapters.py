@@ -26,6 +26,7 @@ from trainers.episodes import (
 )
 
 from envsdk import Sample, Trajectory, trainers
+from envsdk._visible import type_of
 from envsdk.errors import InvalidSample
 from envsdk.trainers import check_samples, tables
 from envsdk.trainers.ms_swift import to_response, to_sft_records
@@ -203,7 +204,7 @@ def test_players_with_their_own_rewards_are_refused_together(name: str) -> None:
 def test_a_list_of_samples_is_expected_which_may_be_empty(name: str) -> None:
     assert CHECKED[name]([]) == []
     for value in (None, kept().samples()[0], kept()):
-        with pytest.raises(InvalidSample, match=f"samples is a {type(value).__name__}; expected a list of samples"):
+        with pytest.raises(InvalidSample, match=f"samples is {type_of(value)}; expected a list of samples"):
             CHECKED[name](value)
 
 

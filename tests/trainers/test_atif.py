@@ -11,6 +11,7 @@ from hypothesis import given
 from trainers.episodes import all_kinds, delegated, kept, played, run_page, stripped, with_logprobs
 
 from envsdk import Env, Handoff, Message, ToolCall, Trajectory, Turn, rollout
+from envsdk._visible import type_of
 from envsdk.errors import InvalidRecord, InvalidSample
 from envsdk.policies import ReplyPolicy
 from envsdk.trainers.atif import to_atif
@@ -276,7 +277,7 @@ def test_an_episode_that_failed_before_anybody_spoke_says_why():
 
 def test_what_is_no_trajectory_is_refused():
     for value in (None, [kept()], kept().samples()[0]):
-        with pytest.raises(InvalidRecord, match=f"trajectory is a {type(value).__name__}; expected a Trajectory"):
+        with pytest.raises(InvalidRecord, match=f"trajectory is {type_of(value)}; expected a Trajectory"):
             to_atif(value)  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trainers.episodes import delegated, played, run_page, stripped
 
 from envsdk import Trajectory, tree_batch
+from envsdk._visible import type_of
 from envsdk.errors import ConfigError, InvalidRecord
 from envsdk.policies import Aligned, Ragged
 from envsdk.trainers import single_sample
@@ -217,7 +218,7 @@ def test_ids_beyond_int32_are_refused_and_never_wrapped():
 
 def test_what_is_no_log_and_an_unknown_status_are_refused():
     for value in (None, 5):
-        with pytest.raises(InvalidRecord, match=f"steps is a {type(value).__name__}; expected the steps"):
+        with pytest.raises(InvalidRecord, match=f"steps is {type_of(value)}; expected the steps"):
             from_steps(value)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="status is 'done'; expected one of"):
         from_steps([A], status="done")  # type: ignore[arg-type]

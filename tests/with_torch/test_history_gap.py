@@ -174,5 +174,5 @@ def test_a_teacher_gives_each_token_what_it_says_with_the_whole_past(needing: An
     for wrong in (None, [], [None], "a"):
         with pytest.raises(ConfigError, match="expected one episode, or a list of them"):
             history_gap(wrong, needing)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="model is a NoneType"):
+    with pytest.raises(ConfigError, match="model is None"):
         history_gap(trajectory, None)

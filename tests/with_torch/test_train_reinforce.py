@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 EXAMPLE = EXAMPLES / "train_reinforce.py"
 
 
+@pytest.mark.full  # in the short run, test_train_agent.py shows that a model learns
 def test_the_mean_reward_rises_within_a_few_updates_and_the_plot_is_a_picture(tmp_path: Path):
     plot = tmp_path / "rewards.png"
     command = [sys.executable, EXAMPLE, "--updates", "8", "--plot", plot]

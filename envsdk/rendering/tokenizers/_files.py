@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from ..._untrusted import MAX_DESCRIPTION_BYTES, read_file
+from ..._visible import type_of
 from ...errors import InvalidRecord, TokenizerError
 
 VOCABULARY = "tokenizer.json"
@@ -66,7 +67,7 @@ class ModelFiles(NamedTuple):
         except orjson.JSONDecodeError as error:
             raise TokenizerError(f"{name} in {self.folder} is not JSON: {error}") from error
         if not isinstance(value, dict):
-            raise TokenizerError(f"{name} in {self.folder} holds a {type(value).__name__}; expected an object")
+            raise TokenizerError(f"{name} in {self.folder} holds {type_of(value)}; expected an object")
         return cast("dict[str, Any]", value)
 
 

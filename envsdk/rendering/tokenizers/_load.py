@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from ..._untrusted import MAX_VOCABULARY_BYTES, check_values, read_file
+from ..._visible import type_of
 from ...errors import TokenizerError, UnknownName
 from ._byte_level import as_encoding
 from ._chat_template import template_in_files, template_in_options
@@ -221,7 +222,7 @@ def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
         tokenizer.chat_template = template_in_options(options, files, tokenizer.control_tokens)
         return tokenizer
     raise TokenizerError(
-        f"Cannot make a tokenizer of a {type(source).__name__}: give a name, a folder, a tokenizer.json, or an object "
+        f"Cannot make a tokenizer of {type_of(source)}: give a name, a folder, a tokenizer.json, or an object "
         "of tiktoken, tokenizers or transformers (a fast one)"
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from ..._visible import brief
+from ..._visible import brief, type_of
 from ...contexts._protocol import Action, Break
 from ...contexts._side_data import part_of, per_token
 from ...episodes._actions import CheckedAction, PromptSize, check_action
@@ -151,7 +151,7 @@ def from_steps(
 
 def _matched(steps: Iterable[LoggedStep | tuple[Any, ...] | Mapping[str, Any]], vocab_size: int) -> list[_MatchedStep]:
     if not isinstance(steps, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRecord(f"steps is a {type(steps).__name__}; expected the steps of one rollout, in order")
+        raise InvalidRecord(f"steps is {type_of(steps)}; expected the steps of one rollout, in order")
     prompts, matched, numbers = OpenPrompts(), list[_MatchedStep](), dict[tuple[str, int], int]()
     for index, given in enumerate(steps):
         try:

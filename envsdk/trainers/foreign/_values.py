@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..._visible import brief
+from ..._visible import brief, type_of
 from ...errors import InvalidRecord
 from ...limits import LARGEST
 
@@ -25,7 +25,7 @@ class LoggedValue:
         """Return the error that the value is not what was expected."""
         shown = "missing" if self.value is None else f"{brief(self.value)}"
         if self.value is not None and type(self.value) in (list, dict):
-            shown = f"a {type(self.value).__name__} of {len(self.value)}"
+            shown = f"{type_of(self.value)} of {len(self.value)}"
         return InvalidRecord(f"{self.where} is {shown}; expected {expected}")
 
     def get(self, key: str) -> "LoggedValue":

@@ -24,7 +24,7 @@ def read_conversation(messages: Sequence[Message | Mapping[str, Any]]) -> list[M
     try:
         conversation = to_messages(messages)
     except ValidationError as error:
-        raise RenderError(f"a message cannot be read: {what_is_invalid(error)}") from error
+        raise RenderError(f"a message cannot be read: {what_is_invalid(error, Message.model_fields)}") from error
     except (TypeError, KeyError, ValueError) as error:
         raise RenderError(f"the messages cannot be read: {error}") from error
     roles = [message.role for message in conversation]

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from envsdk._visible import shorten
+from envsdk._visible import shorten, type_of
 from envsdk.errors import ConfigError
 from envsdk.messages import Message, ToolCall
 from envsdk.rendering.reading import Segment, SplitReply
@@ -77,7 +77,7 @@ def _message(found: Mapping[str, Any], errors: Sequence[str]) -> Message:
     calls = [_call(item) for item in (cast("list[Any]", given) if isinstance(given, list) else [given])]
     broken = [call.error for call in calls if call.error]
     if not isinstance(content, str):
-        raise TypeError(f"its content is a {type(content).__name__}")
+        raise TypeError(f"its content is {type_of(content)}")
     return Message(
         role="assistant",
         content=content,

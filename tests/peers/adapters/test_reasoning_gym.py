@@ -407,7 +407,7 @@ def test_options_of_the_data_set_are_passed_on():
         ({"dataset": "chain_sum", "options": {"min_terms": 0}}, ConfigError, "min_terms must be positive"),
         ({"dataset": "chain_sum", "options": {"seed": 3}}, ConfigError, "seed is set by the adapter"),
         ({"dataset": "composite"}, ConfigError, "Must specify at least one dataset"),
-        ({}, ConfigError, "dataset: Field required"),
+        ({}, ConfigError, "dataset is missing"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], error: type[Exception], reason: str):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from trainers.episodes import all_kinds, copy_of, kept, refuses_every_defect, run_page, stripped
 
 from envsdk import Sample, Trajectory
+from envsdk._visible import type_of
 from envsdk.errors import InvalidRecord, InvalidSample, StorageError
 from envsdk.policies import Aligned, Ragged
 from envsdk.trainers.foreign import from_steps
@@ -259,7 +260,7 @@ def test_a_row_with_anything_in_a_column_is_a_sound_sample_or_refused(column: st
 
 def test_what_is_no_row_is_refused():
     for value in (None, [], "row"):
-        with pytest.raises(InvalidRecord, match=f"the row is a {type(value).__name__}"):
+        with pytest.raises(InvalidRecord, match=f"the row is {type_of(value)}"):
             from_row(value)  # type: ignore[arg-type]
 
 
