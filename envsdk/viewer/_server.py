@@ -45,6 +45,7 @@ class ViewerServer(ThreadingHTTPServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 64  # with the default, 5, a browser waits a second for some of its connections
     max_connections = 64
     """The maximum number of open connections, each with a thread. Then the least recently used one is closed."""
 

@@ -204,20 +204,22 @@ def test_a_sound_environment_passes_every_check(register: Callable[..., str]) ->
     assert json.loads(json.dumps([asdict(check) for check in report.checks]))[0]["name"] == report.checks[0].name
 
 
-@pytest.mark.parametrize("env", [broken.SoundTools, broken.ConcurrentTools, broken.FewTasksDeclared])
+@pytest.mark.parametrize(
+    "env", [broken.SoundTools, broken.FewTasksDeclared, pytest.param(broken.ConcurrentTools, marks=pytest.mark.full)]
+)
 def test_other_sound_environments_pass(env: type[Env]) -> None:
     report_of(env, seeds=2).raise_if_failed()
 
 
 def test_without_a_reference_policy_the_checks_do_what_they_can() -> None:
-    report = report_of(broken.NoReference).raise_if_failed()
+    report = report_of(broken.NoReference, seeds=2).raise_if_failed()
     verdicts = {check.name: (check.verdict, check.detail) for check in report.checks}
     assert verdicts["reference policy"][0] == "NOT POSSIBLE" and "reference_reply()" in verdicts["reference policy"][1]
     assert {verdicts[name][0] for name in ("distinct tasks", "splits", "forks", "null policy")} == {"PASS"}
 
 
 def test_what_is_registered_as_nondeterministic_is_not_compared(register: Callable[..., str]) -> None:
-    report = report_of(register(broken.Unseeded, nondeterministic=True), also={ELSEWHERE}).raise_if_failed()
+    report = report_of(register(broken.Unseeded, nondeterministic=True), also={ELSEWHERE}, seeds=2).raise_if_failed()
     skipped = {check.name for check in report.checks if "nondeterministic" in check.detail}
     assert skipped >= {"same bytes", ELSEWHERE, "reset clears state", "copies", "forks", "step and rollout"}
     assert {"reference policy", "no global random state", "specification"}.isdisjoint(skipped)
@@ -259,7 +261,7 @@ def test_a_renderer_that_is_an_object_is_nothing_that_the_environment_does_wrong
 
 
 def test_what_fails_in_every_episode_is_told_once() -> None:
-    report = report_of(broken.FailsOnSomeSeeds, also=ATTACKS)
+    report = report_of(broken.FailsOnSomeSeeds, also={"cut replies"})
     assert [check.name for check in report.failed] == ["reference policy"]
     assert {check.seed for check in report.failed} == {5}
     assert "ValueError: there is no word (broken_environments.py, line" in report.failed[0].detail

@@ -22,11 +22,12 @@ def run(*arguments: object) -> str:
     return result.output
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    options = ("--history", "compact:every=2", "--seeds", "5:8", "--max-concurrency", 1, "--out", tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run")
+    options = ("--history", "compact:every=2", "--seeds", "5:8", "--max-concurrency", 1, "--out", path)
     run("rollout", "envsdk/MathChat-v0", *options)
-    return tmp_path
+    return path
 
 
 def test_a_rollout_writes_trajectories_and_samples(folder: Path) -> None:

@@ -439,7 +439,7 @@ def test_a_processor_that_a_record_names_is_not_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["replay", "view", *(pytest.param(name, marks=pytest.mark.full) for name in ("show", "report"))]
+    "command", ["replay", *(pytest.param(name, marks=pytest.mark.full) for name in ("view", "show", "report"))]
 )
 def test_no_command_imports_a_module_that_lies_in_the_run_folder(command: str, tmp_path: Path) -> None:
     run = forged(tmp_path, made_by="evilmod:X")

@@ -135,7 +135,7 @@ def is_asleep(seconds: str) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-@pytest.mark.parametrize("mounts", [True, False])
+@pytest.mark.parametrize("mounts", [pytest.param(True, marks=pytest.mark.full), False])
 def test_what_a_killed_run_left_is_ended_and_removed_by_the_next(root: Path, mounts: bool) -> None:
     seconds = f"3{time.time_ns()}"
     script = RUN.format(seconds=seconds, mounts=mounts)

@@ -650,7 +650,8 @@ def test_a_server_that_clients_fill_with_connections_does_not_fill_the_log(caplo
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the descriptors of a process")
 def test_with_few_file_descriptors_idle_connections_stop_nothing_and_the_log_stays_short() -> None:
     program = """
-import resource, socket
+import asyncio.constants, resource, socket
+asyncio.constants.ACCEPT_RETRY_DELAY = 0.1  # else, a second
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 1024))
 from envsdk.gateway._serving import BackgroundServer
 server = BackgroundServer()

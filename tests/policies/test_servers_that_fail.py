@@ -468,7 +468,7 @@ def test_no_episode_is_lost_on_servers_that_fail_at_random(kind):
         faults += [Fault(how="refuse"), Fault(how="hang"), Fault(text=b"")]
         for server in (one, two):
             server.faults += [rng.choice(faults) if rng.random() < 0.3 else Fault() for _ in range(60)]
-        policy = kind([one.url, two.url], seed=0, timeout_s=1.0)
+        policy = kind([one.url, two.url], seed=0, timeout_s=0.5)
         trajectories = asyncio.run(run(policy))
     assert [trajectory.error for trajectory in trajectories if trajectory.error] == []
     assert len({trajectory.id for trajectory in trajectories}) == 20

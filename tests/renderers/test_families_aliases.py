@@ -26,7 +26,7 @@ from envsdk import _registry as registry
 from envsdk.errors import ConfigError, TokenizerError
 from envsdk.testing import check_renderer
 
-SHORT = ("gemma3", "nemotron_3_super", "llama3_1")
+SHORT = ("gemma3", "llama3_1")
 """The templates that a short run checks."""
 
 

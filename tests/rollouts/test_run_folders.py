@@ -697,7 +697,7 @@ print(len(reported))
 """
 
 
-@both_formats
+@pytest.mark.parametrize("compress", [False, pytest.param(True, marks=pytest.mark.full)], ids=["plain", "zst"])
 def test_after_kill_9_at_random_moments_nothing_is_lost_and_nothing_is_there_twice(
     compress: bool, episodes: list[Trajectory], tmp_path: Path, is_full: bool
 ) -> None:

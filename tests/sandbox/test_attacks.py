@@ -277,6 +277,7 @@ def test_deep_recursion_ends_the_program_at_most(run: Run):
 # Never ending.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "code",
     [

@@ -234,7 +234,7 @@ def test_what_is_no_fault_of_the_program_is_an_error_and_no_result():
     assert run_python("print(1)").stdout == "1\n"
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix
 @PROGRAMS
 def test_a_launcher_that_is_killed_is_an_error_and_takes_the_program_with_it(
     program: Callable[[str], str], isolation: Isolation, processes_with: Find

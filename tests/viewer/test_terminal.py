@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from terminal_attacks import ATTACKS, obeyed
+from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 from typer.testing import CliRunner
@@ -64,14 +65,16 @@ async def settled(pilot: Pilot[None]) -> None:
 
 async def press(pilot: Pilot[None], *keys: str) -> str:
     """Press keys; return what the screen shows then."""
-    await pilot.press(*keys)
+    for key in keys:
+        pilot.app.post_message(Key(key, key if len(key) == 1 else None))
+        await pilot.pause()
     await settled(pilot)
     return screen(pilot)
 
 
 async def answer(pilot: Pilot[None], key: str, text: str) -> str:
     """Press a key that asks for a line of text, and answer."""
-    await pilot.press(key)
+    await press(pilot, key)
     pilot.app.screen.query_one(Input).value = text
     return await press(pilot, "enter")
 
