@@ -177,8 +177,8 @@ def _what_is_wrong(function: Any, cls: Any, args: Sequence[Any], kwargs: Mapping
 
 
 def _written(value: Any) -> str:
-    """Return how a value is written in code: a class by its name, and … for what has no such form."""
-    text = value.__name__ if isinstance(value, type) else repr(value)
+    """Return how a value is written in code: a class by its name, and … for what is long or has no such form."""
+    text = value.__name__ if isinstance(value, type) else brief(value, 60)
     return "…" if text.startswith("<") else text
 
 

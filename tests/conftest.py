@@ -51,7 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "short")
-    config.addinivalue_line("filterwarnings", "ignore::envsdk.errors.MistakeWarning")  # tests make all of them
 
 
 @pytest.hookimpl(wrapper=True)

@@ -444,6 +444,7 @@ class Place(BaseModel):
 )
 def test_right_arguments_are_what_the_schema_allows(hint: Any) -> None:
     def look_up(what: hint, times: int = 1) -> str:  # pyright: ignore[reportInvalidTypeForm]
+        """Look it up."""
         return ""
 
     made = tool(look_up)

@@ -47,6 +47,8 @@ from envsdk.rendering.renderer import NOT_ENDED
 from envsdk.rendering.tokenizers import load_tokenizer
 from envsdk.rollouts._replaying import recorded_actions
 
+pytestmark = pytest.mark.filterwarnings("ignore:Scripted.start.. returned a turn without text")
+
 _UNIQUE = itertools.count()
 
 # What happens in an episode.

@@ -228,6 +228,7 @@ def test_a_reply_that_was_interrupted_is_repeated_part_by_part() -> None:
     assert not replay_trajectory(trajectory, changed())
 
 
+@pytest.mark.filterwarnings("ignore:the policy policy returned only empty actions")
 def test_a_reply_that_was_never_finished_is_repeated() -> None:
     @in_any_vocabulary
     def policy(prompt: Any, **_: Any) -> Action:

@@ -87,7 +87,8 @@ def test_a_tool_is_still_the_function_that_it_was():
 
 def test_names_that_pydantic_uses_are_parameters_like_others():
     @tool
-    def odd(model_config: int, copy: str, schema: str, _private: int = 1) -> None: ...
+    def odd(model_config: int, copy: str, schema: str, _private: int = 1) -> None:
+        """Do something odd."""
 
     assert list(odd.parameters["properties"]) == ["model_config", "copy", "schema", "_private"]
     assert odd.read({"model_config": 1, "copy": "a", "schema": "b"}) == {"model_config": 1, "copy": "a", "schema": "b"}

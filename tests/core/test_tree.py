@@ -29,6 +29,8 @@ from envsdk.trajectories._context_log import ContextLog
 from envsdk.trajectories._steps import Part, Step
 from envsdk.tree import TreeBatch, check_model, tree_batch
 
+pytestmark = pytest.mark.filterwarnings("ignore:Scripted.start.. returned a turn without text")
+
 # Random trajectories.
 
 NAMES = ("main", "main/a", "main/b")

@@ -227,6 +227,7 @@ def test_a_linear_program_is_one_sample():
     assert int(sample.mask.sum()) == sum(step.stop - step.action_start for step in trajectory.steps)
 
 
+@pytest.mark.filterwarnings("ignore:Program.run.. .* returned None, so the episode is not scored")
 @pytest.mark.parametrize(
     ("outcome", "reward", "rewards", "status"),
     [

@@ -262,6 +262,7 @@ def test_the_prompts_of_any_trajectory_give_the_same_trained_tokens(trajectory: 
     reads_its_own_prompts(trajectory)
 
 
+@pytest.mark.filterwarnings("ignore:Scripted.start.. returned a turn without text")
 @given(plan=plans())
 def test_the_prompts_of_any_episode_give_the_same_trained_tokens(plan: Plan):
     trajectory = play(plan).trajectory
