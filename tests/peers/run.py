@@ -6,6 +6,8 @@ its environment from its `requirements.txt`.
 
 import argparse
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 PEERS = Path(__file__).resolve().parent
@@ -19,11 +21,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the tests against other projects, in environments of their own.")
     parser.add_argument("peers", nargs="*", metavar="peer", help=f"one of {', '.join(names)}; all if none is named")
     parser.add_argument("--full", action="store_true", help="run all rows of large matrices, and what takes long")
+    parser.add_argument("--jobs", type=int, default=1, help="run the tests of so many peers at the same time")
     arguments = parser.parse_args()
     chosen = arguments.peers or names
     if unknown := [name for name in chosen if name not in names]:
         parser.error(f"unknown peer {', '.join(unknown)}; known: {', '.join(names)}")
-    failed = [name for name in chosen if not passes(name, ["--full"] * arguments.full)]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        passed = pool.map(partial(passes, options=["--full"] * arguments.full), chosen)
+        failed = [name for name, has_passed in zip(chosen, passed, strict=True) if not has_passed]
     print(f"peers: {len(chosen) - len(failed)} passed, {len(failed)} failed {' '.join(failed)}".rstrip())
     return 1 if failed else 0
 

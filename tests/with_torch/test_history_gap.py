@@ -87,6 +87,7 @@ def needing() -> Any:
     return fitted(needs=True)
 
 
+@pytest.mark.full  # the next test has the same figure where nothing was dropped
 def test_a_model_that_ignores_what_was_dropped_has_no_gap() -> None:
     gap = history_gap([played(seed, needs=False) for seed in range(20)], fitted(needs=False))
     assert abs(gap.all.mean) < 1e-3
