@@ -47,12 +47,20 @@ def install(python: Path, requirements: Path) -> bool:
 
     If a peer requires a newer Python, the parts that we compare with still run on ours; its test fails if they do not.
     """
+    pinned = {name_of(line) for line in requirements.read_text().splitlines()}
+    others = python.parents[1] / "constraints.txt"
+    others.write_text("\n".join(line for line in CONSTRAINTS.read_text().splitlines() if name_of(line) not in pinned))
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     alone = (*pip, "--no-deps", "--ignore-requires-python")
-    ours = (*pip, "-e", ".[test]", "-c", requirements, "-c", CONSTRAINTS)
+    ours = (*pip, "-e", ".[test]", "-c", requirements, "-c", others)
     installed = run(*ours) and run(*alone, "-r", DATA, "-r", requirements)
     script = after_install(requirements)
     return installed and (not script.is_file() or run(python, script))
+
+
+def name_of(requirement: str) -> str:
+    """Return the package that a line of a file of requirements pins."""
+    return requirement.partition("==")[0].strip().lower().replace("_", "-")
 
 
 def after_install(requirements: Path) -> Path:
