@@ -184,7 +184,12 @@ def policy_options(model: str | None, pairs: Sequence[str] | None) -> dict[str, 
     Raises:
         ConfigError: If a string is not a pair, or a key appears twice.
     """
-    return options_of(pairs or (), ("model",)) | ({} if model is None else {"model": model})
+    options = options_of(pairs or ())
+    if model is None:
+        return options  # `envsdk onpolicy` has a --model of its own, so the server's model is one of these options
+    if "model" in options:
+        raise ConfigError(f"--model {model} and --policy-option model=... both name the model; give one of them")
+    return options | {"model": model}
 
 
 def function_from(path: str, argument: str = "a trajectory") -> Callable[[Any], Any]:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from envsdk import errors
 from envsdk.cli import app
+from envsdk.cli._options import policy_options
 from envsdk.diagnostics import estimate
 from envsdk.diagnostics._plans import plan
 from envsdk.diagnostics._stack import check_stack
@@ -106,3 +107,9 @@ def test_seeds_are_a_number_or_a_sequence(seeds: Any) -> None:
 def test_an_old_name_in_python_is_an_error_that_names_the_new_one(function: Any, old: str, new: str) -> None:
     with pytest.raises(errors.ConfigError, match=rf"has no argument '{old}'\. Did you mean {new}\?"):
         function("envsdk/GuessNumber-v1", **{old: 4})
+
+
+def test_the_name_of_a_server_s_model_is_given_once() -> None:
+    assert policy_options(None, ["model=small"]) == policy_options("small", None) == {"model": "small"}
+    with pytest.raises(errors.ConfigError, match="both name the model; give one of them"):
+        policy_options("small", ["model=small"])
