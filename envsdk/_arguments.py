@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, cast, get_args, get
 import lazy_loader
 
 from ._describing import likely, what_is_invalid
-from ._visible import brief
+from ._visible import brief, type_of
 from .errors import ConfigError, EnvsdkError
 
 
@@ -170,8 +170,8 @@ def _what_is_wrong(function: Any, cls: Any, args: Sequence[Any], kwargs: Mapping
         if one in hints and not _fits(hints[one], value):
             nth = f" (argument {place})" if place <= len(args) else ""
             expected = re.sub(r"\b[a-z_]\w*\.", "", inspect.formatannotation(hints[one]))
-            what = f"{brief(value)}, of the type {type(value).__name__}"
-            what = f"the class {value.__name__}" if isinstance(value, type) else what
+            is_class = isinstance(value, type)
+            what = type_of(value) if is_class else f"{brief(value)}, of the type {type(value).__name__}"
             return f"{name}(): {one}{nth} is {what}; expected {expected}"
     return ""
 

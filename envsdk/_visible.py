@@ -27,7 +27,7 @@ def on_one_line(text: str) -> str:
 
 
 def shorten(text: str, chars: int) -> str:
-    """Return a text of at most `chars` characters: if it is cut, between words if possible, with … at the cut."""
+    """Return a string of at most `chars` characters: if it is cut, between words if possible, with … at the cut."""
     if len(text) <= chars:
         return text
     start = text[: chars - 1]

@@ -196,10 +196,9 @@ def read_part(part: Any) -> ContentPart:
         case {"text": _} if fields.get("type") in ("text", None):
             return TextPart.model_validate(part)
         case _:
-            kind = type(cast("object", part)).__name__
             raise ValueError(
-                f"the content contains a {kind}, {brief(part)}; a message holds texts and images, and no audio, video "
-                "or files: expected TextPart(text=...), ImagePart(data=...), or in the OpenAI form "
+                f"the content contains {type_of(part)}, {brief(part)}; a message holds texts and images, and no "
+                "audio, video or files: expected TextPart(text=...), ImagePart(data=...), or in the OpenAI form "
                 "{'type': 'text', 'text': ...} or {'type': 'image_url', 'image_url': {'url': 'data:...'}}"
             )
 

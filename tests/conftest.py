@@ -71,16 +71,11 @@ def is_full(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--full"))
 
 
-SLOW_CHECKS = {
-    *("garbage replies", "injected text", "enormous replies", "cut replies", "same bytes in another process")
-}
-
-
 @pytest.fixture
 def quick_checks(is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the slowest checks of environments in a short run, where it is the call of `check_env` that matters."""
     if not is_full:
-        quick = {name: kind for name, kind in CHECKS.items() if name not in SLOW_CHECKS}
+        quick = {name: kind for name, kind in CHECKS.items() if name not in matrices.SLOW_CHECKS}
         monkeypatch.setattr("envsdk.testing._environments.CHECKS", quick)
 
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
+SLOW_CHECKS = ("same bytes in another process", "garbage replies", "injected text", "enormous replies", "cut replies")
+"""Checks of `check_env` that a short run makes with few environments."""
 Row = Mapping[str, Hashable]  # which object each parameter is, by its id
 
 

@@ -292,7 +292,7 @@ def warn_of(env: Any, method: str, turn: Turn) -> None:
 def warn_at(functions: Sequence[Any], what: str, pattern: str = "") -> None:
     """Warn, once, at the first line of some functions that matches a pattern; without one, at their first line.
 
-    Functions of envsdk itself are no user's mistake: a replay repeats what a record has.
+    What functions of envsdk itself do is not a user's mistake: a replay repeats what a record has.
     """
     users = [one for one in functions if not str(getattr(one, "__module__", "")).startswith("envsdk.")]
     codes = [code for function in users if (code := getattr(plain_function(function), "__code__", None))]

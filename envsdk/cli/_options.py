@@ -186,7 +186,7 @@ def policy_options(model: str | None, pairs: Sequence[str] | None) -> dict[str, 
     """
     options = options_of(pairs or ())
     if model is None:
-        return options  # `envsdk onpolicy` has a --model of its own, so the server's model is one of these options
+        return options  # `envsdk onpolicy` has its own --model, so the server's model is one of these options
     if "model" in options:
         raise ConfigError(f"--model {model} and --policy-option model=... both name the model; give one of them")
     return options | {"model": model}

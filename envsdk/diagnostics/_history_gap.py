@@ -193,7 +193,7 @@ def episodes_of(trajectories: Trajectory | Iterable[Trajectory]) -> list[Traject
     """
     given = [trajectories] if isinstance(trajectories, Trajectory) else trajectories
     episodes: list[Any] = list(given) if isinstance(given, Iterable) else [given]  # pyright: ignore[reportUnnecessaryIsInstance]
-    wrong = [f"{type_of(one)}" for one in episodes if not isinstance(one, Trajectory)]
+    wrong = [type_of(one) for one in episodes if not isinstance(one, Trajectory)]
     if wrong or not episodes:
         got = wrong[0] if wrong else "nothing"
         raise ConfigError(f"trajectories has {got}; expected one episode, or a list of them")

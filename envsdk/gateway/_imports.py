@@ -6,9 +6,9 @@ step's delta is computed from its logged prompt and the tokens that its context 
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
-from .._visible import brief
+from .._visible import brief, type_of
 from ..contexts._edits import among
 from ..errors import ConfigError, InvalidRecord, RenderError
 from ..images import PlacedImage
@@ -110,8 +110,7 @@ def from_requests(
     if status not in get_args(Status):
         raise ConfigError(f"status is {brief(status)}; expected one of {get_args(Status)}")
     if isinstance(records, (str, bytes, Mapping)) or not isinstance(records, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        kind = type(cast("Any", records)).__name__
-        raise InvalidRecord(f"records is a {kind}; expected the records of one session, in order")
+        raise InvalidRecord(f"records is {type_of(records)}; expected the records of one session, in order")
     reader = RecordReader(protocol)
     exchanges, renamed = with_unique_call_ids([reader.read(record, index) for index, record in enumerate(records)])
     placement = Conversations(lambda request: None if role_of is None else role_of(request.all_messages))

@@ -105,7 +105,9 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
         if policy not in named:
             raise UnknownName.of("policy", policy, named, "To use your own policy, pass the function itself.")
         return named[policy]()
-    for_episode: Any = None if isinstance(policy, type) else getattr(policy, "for_episode", None)
+    if isinstance(policy, type):
+        raise PolicyError(f"the policy is {type_of(policy)}: pass an instance, {policy.__name__}(...)")
+    for_episode: Any = getattr(policy, "for_episode", None)
     if for_episode is not None:
         policy = cast("Callable[..., Any]", for_episode(env, seed))
     if not callable(policy):
@@ -113,8 +115,6 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
             f"policy is {type_of(policy)}; expected a function from a prompt to an Action, the name of a "
             "policy, or a mapping from roles to policies"
         )
-    if isinstance(policy, type):
-        raise PolicyError(f"the policy is {type_of(policy)}: pass an instance, {policy.__name__}(...)")
     try:
         signature = inspect.signature(policy)
     except (TypeError, ValueError):  # a built-in function without a signature

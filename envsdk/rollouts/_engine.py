@@ -147,7 +147,7 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
             raise ConfigError("give either seeds, such as seeds=range(100), or tasks")
         is_env = isinstance(env, Env)
         if is_env or not (isinstance(env, str) or callable(env)):
-            what = f"the environment {env!r}" if is_env else f"{brief(env)}"
+            what = f"the environment {env!r}" if is_env else brief(env)
             raise ConfigError(
                 f"the rollouts got {what}; expected a way to make an environment for each concurrent episode: an id, "
                 "a class, or a function without arguments, such as functools.partial(MyEnv, history='strip')"

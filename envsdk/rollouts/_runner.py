@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._spans import EpisodeSpan, current_span, recorded
-from .._visible import brief
+from .._visible import brief, type_of
 from ..authoring._concurrent import run_all, take_error
 from ..authoring._driver import MethodCaller, driver_of
 from ..authoring._env import Env
@@ -240,11 +240,11 @@ def check_is_env(env: object, what: str) -> None:
         return
     inner = getattr(env, "unwrapped", None)
     if isinstance(env, type) and issubclass(env, Env):
-        given, instead = f"the class {env.__name__}", f"an instance, {env.__name__}()"
+        given, instead = type_of(env), f"an instance, {env.__name__}()"
     elif isinstance(inner, Env):
         given, instead = "a gymnasium wrapper", "the environment inside it, env.unwrapped"
     else:
-        given, instead = f"{brief(env)}", "an Env, or the id of a registered environment"
+        given, instead = brief(env), "an Env, or the id of a registered environment"
     raise ConfigError(f"{what} {given}; expected {instead}")
 
 

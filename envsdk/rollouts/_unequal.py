@@ -41,7 +41,7 @@ def unequal(stored: Any, given: Any, path: str = "", *, to_the_byte: bool = Fals
             if name in objects[0] and name in objects[1]:
                 yield from unequal(objects[0][name], objects[1][name], where, to_the_byte=to_the_byte)
             else:
-                yield Unequal(where, *(f"{brief(one[name], 200)}" if name in one else MISSING for one in objects))
+                yield Unequal(where, *(brief(one[name], 200) if name in one else MISSING for one in objects))
         return
     if isinstance(stored, list) and isinstance(given, list):
         lists = cast("tuple[list[Any], list[Any]]", (stored, given))

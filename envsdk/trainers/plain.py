@@ -243,7 +243,7 @@ def _extra(key: str, samples: Sequence[Sample], places: BatchLayout) -> "NDArray
     for index, sample in enumerate(samples):
         own = per_token(sample.extra.get(key))
         if own is None or (data and not data[0].is_like(own)):
-            given = f"{brief(sample.extra[key])}" if key in sample.extra else "missing"
+            given = brief(sample.extra[key]) if key in sample.extra else "missing"
             raise InvalidSample(
                 f"sample {index}, of trajectory {sample.trajectory_id!r}: extra[{key!r}] is {given}; expected a row "
                 "for each token, of one kind, type and shape in all samples"

@@ -61,7 +61,7 @@ def test_visible_text_has_no_character_that_is_obeyed_and_keeps_all_others(text:
 
 
 @given(text=st.text(" ab", max_size=60), chars=st.integers(8, 40))
-def test_a_text_is_shortened_between_words_with_a_mark(text: str, chars: int) -> None:
+def test_a_string_is_shortened_between_words_with_a_mark(text: str, chars: int) -> None:
     short = shorten(text, chars)
     if len(text) <= chars:
         assert short == text

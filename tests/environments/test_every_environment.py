@@ -1,6 +1,7 @@
 """Every environment that comes with envsdk keeps what every environment promises; new ones are found by themselves."""
 
 import pytest
+from matrices import SLOW_CHECKS
 from real_models import FAMILIES
 
 import envsdk
@@ -9,13 +10,10 @@ from envsdk.testing import check_env
 
 ENVS = [name for name in envsdk.list_envs() if name.startswith("envsdk/")]
 IMAGES = ("ChartReader", "CropZoom", "GridScreen")
-SLOW = {  # in a short run, each with one environment
-    "same bytes in another process": "envsdk/SearchInline-v1",
-    "garbage replies": "envsdk/Calculator-v1",
-    "injected text": "envsdk/KuhnPoker-v1",
-    "enormous replies": "envsdk/MathChat-v0",
-    "cut replies": "envsdk/Delegate-v1",
-}
+SLOW = dict(
+    zip(SLOW_CHECKS, ("SearchInline-v1", "Calculator-v1", "KuhnPoker-v1", "MathChat-v0", "Delegate-v1"), strict=True)
+)
+"""The environment that makes a slow check in a short run."""
 REPEATING = (
     "gymnasium checker",
     "calls out of order",
@@ -37,7 +35,7 @@ def test_it_keeps_what_every_environment_promises(id: str, is_full: bool, monkey
     """A short run makes each slow check once, and two of the checks that repeat episodes with each environment."""
     number = ENVS.index(id)
     left_out = {*SLOW, *REPEATING} - {REPEATING[at % len(REPEATING)] for at in (number, number + len(REPEATING) // 2)}
-    left_out -= {check for check, of in SLOW.items() if of == id}
+    left_out -= {check for check, of in SLOW.items() if id == f"envsdk/{of}"}
     checks = {name: check for name, check in environments.CHECKS.items() if is_full or name not in left_out}
     monkeypatch.setattr(environments, "CHECKS", checks)
     check_env(id, seeds=4 if is_full else 1).raise_if_failed()

@@ -282,7 +282,7 @@ class HuggingFaceTokenizer(NamedTokenizer):
                 "%s has no token for %d of 256 bytes: characters with such a byte are left out of a text, here of %r",
                 self.name,
                 len(self._missing_bytes),
-                f"{shorten(text, 80)}",
+                shorten(text, 80),
             )
         return "".join([char for char in text if not set(char.encode()) & set(self._missing_bytes)])
 

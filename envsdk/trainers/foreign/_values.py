@@ -23,7 +23,7 @@ class LoggedValue:
 
     def invalid(self, expected: str) -> InvalidRecord:
         """Return the error that the value is not what was expected."""
-        shown = "missing" if self.value is None else f"{brief(self.value)}"
+        shown = "missing" if self.value is None else brief(self.value)
         if self.value is not None and type(self.value) in (list, dict):
             shown = f"{type_of(self.value)} of {len(self.value)}"
         return InvalidRecord(f"{self.where} is {shown}; expected {expected}")

@@ -346,21 +346,20 @@ class CallReader:
         is_cut = is_wrapped and not text.endswith(closer)
         inner = text[len(opener) : len(text) - len(closer)] if is_wrapped and not is_cut else text
         may_be_text = "string" in types and not self._patterns.has_quoted_values
-        value, error = inner, None
-        argument = f"{shorten(name, 80)}: the argument {brief(key, 40)}"
+        value, error, problem = inner, None, ""
         if may_be_text and types != ("string",):
             value, error = self._types.value(name, key, inner)
         elif not may_be_text:
             try:
                 value = parse_value(inner)
             except ValueError as why:
-                error = f"{argument} is {brief(inner, 40)}, which is not a value ({why})"
+                problem = f"is {brief(inner, 40)}, which is not a value ({why})"
         swallowed = self._patterns.swallowed.search(text)
         if is_cut:
-            error = f"{argument} opens {opener!r} and does not close it"
+            problem = f"opens {opener!r} and does not close it"
         elif swallowed:
-            error = f"{argument} holds {brief(swallowed[0], 40)}, a tag of the call"
-        return value, error
+            problem = f"holds {brief(swallowed[0], 40)}, a tag of the call"
+        return value, f"{shorten(name, 80)}: the argument {brief(key, 40)} {problem}" if problem else error
 
     # What all calls have.
 
