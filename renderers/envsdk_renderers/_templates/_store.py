@@ -22,7 +22,7 @@ from .._harmony_vocabulary import cache_folder
 
 VARIABLE = "ENVSDK_TEMPLATE_CACHE"
 """The environment variable with the folder of the measurements; `off` keeps none."""
-VERSION = 2
+VERSION = 3
 """The version of the code that measures. A test fails if that code changes and this number does not."""
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
