@@ -10,10 +10,8 @@ from envsdk.testing import check_env
 
 ENVS = [name for name in envsdk.list_envs() if name.startswith("envsdk/")]
 IMAGES = ("ChartReader", "CropZoom", "GridScreen")
-SLOW = dict(
-    zip(SLOW_CHECKS, ("SearchInline-v1", "Calculator-v1", "KuhnPoker-v1", "MathChat-v0", "Delegate-v1"), strict=True)
-)
-"""The environment that makes a slow check in a short run."""
+SLOW_OF = ("SearchInline-v1", "Calculator-v1", "KuhnPoker-v1", "MathChat-v0", "Delegate-v1")
+"""The environments that make the slow checks in a short run, one each."""
 REPEATING = (
     "gymnasium checker",
     "calls out of order",
@@ -34,8 +32,10 @@ REPEATING = (
 def test_it_keeps_what_every_environment_promises(id: str, is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short run makes each slow check once, and two of the checks that repeat episodes with each environment."""
     number = ENVS.index(id)
-    left_out = {*SLOW, *REPEATING} - {REPEATING[at % len(REPEATING)] for at in (number, number + len(REPEATING) // 2)}
-    left_out -= {check for check, of in SLOW.items() if id == f"envsdk/{of}"}
+    left_out = {*SLOW_CHECKS, *REPEATING} - {
+        REPEATING[at % len(REPEATING)] for at in (number, number + len(REPEATING) // 2)
+    }
+    left_out -= {check for check, of in zip(SLOW_CHECKS, SLOW_OF, strict=True) if id == f"envsdk/{of}"}
     checks = {name: check for name, check in environments.CHECKS.items() if is_full or name not in left_out}
     monkeypatch.setattr(environments, "CHECKS", checks)
     check_env(id, seeds=4 if is_full else 1).raise_if_failed()
