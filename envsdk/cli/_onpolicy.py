@@ -1,13 +1,13 @@
 """`envsdk onpolicy`: compare a sampler with a trainer's forward pass of the same weights."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ..authoring._event_loops import run
 from ..diagnostics._stack import check_is_comparable, check_stack
 from ..policies import load_model
+from ..policies._find import closing_policy
 from ._options import (
     SPECIFICATION,
     AsJson,
@@ -47,11 +47,11 @@ def onpolicy(
     It prints the share of tokens that are the same, k1, k2 and k3 between sampler and trainer in nats per token, and
     where they differ most. The exit status is 0 if the verdict is healthy, and 1 if it is a warning or critical.
     """
-    sampler: Any = policy_from(policy, None, policy_option)
+    sampler = policy_from(policy, None, policy_option)
     check_is_comparable(sampler)
     options = env_options(option, renderer, str(model) if tokenizer is None else tokenizer, history, tasks)
     trainer = load_model(model, dtype=dtype)
-    try:
+    with closing_policy(sampler):
         report = check_stack(
             environment(env),
             sampler,
@@ -60,9 +60,6 @@ def onpolicy(
             env_options=options,
             max_concurrency=max_concurrency,
         )
-    finally:
-        if hasattr(sampler, "aclose"):
-            run(sampler.aclose())
     if as_json:
         print_json({"environment": env, "history": history or "keep", "policy": policy, **report.to_dict()})
     else:

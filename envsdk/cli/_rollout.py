@@ -19,7 +19,7 @@ from ..authoring._driver import seeds_of
 from ..authoring._event_loops import run
 from ..authoring._making import describe
 from ..errors import ConfigError
-from ..policies._find import SERVED
+from ..policies._find import SERVED, closing_policy
 from ..rollouts import Rollouts
 from ..rollouts._run_description import Segment
 from ..rollouts._stored_run import StoredRun
@@ -105,7 +105,7 @@ def rollout(
     retries: dict[str, Any] = {} if max_retries is None else {"max_retries": max_retries}
     is_served = policy.partition(":")[0] in SERVED
     has_own = not is_served or "max_retries" in options_of(policy_option or ())
-    found: Any = policy_from(policy, model, policy_option, **({} if has_own else retries))
+    found = policy_from(policy, model, policy_option, **({} if has_own else retries))
     name = policy if is_served else getattr(getattr(found, "func", found), "name", policy)
     rollouts = Rollouts(
         environment(env),
@@ -128,11 +128,8 @@ def rollout(
         log_to=log_to,
         **retries,
     )
-    try:
+    with closing_policy(found):
         trajectories = played(rollouts)
-    finally:
-        if hasattr(found, "aclose"):
-            run(found.aclose())
     is_whole = rollouts.statistics.episodes + rollouts.statistics.resumed == rollouts.statistics.total
     stored, segments = trajectories, list[Segment]()
     if out is not None:

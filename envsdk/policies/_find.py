@@ -1,13 +1,15 @@
 """Finds the policy that a caller names, or the policy of a role, and checks that it can be called."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from .._visible import type_of
 from ..authoring._env import Env
+from ..authoring._event_loops import run
 from ..authoring._making import imported
 from ..errors import ConfigError, PolicyError, UnknownName
 from ._built_in import RandomPolicy, ReplyPolicy
@@ -129,6 +131,16 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
             "`**_` takes the arguments that it does not use"
         ) from None
     return policy
+
+
+@contextmanager
+def closing_policy(policy: Any) -> Generator[None]:
+    """Close the connections of a policy at the end, if it has any."""
+    try:
+        yield
+    finally:
+        if hasattr(policy, "aclose"):
+            run(policy.aclose())
 
 
 def policy_of(text: str, **options: Any) -> PolicyLike:

@@ -16,7 +16,7 @@ from .._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
 from .._visible import brief, on_one_line
 from ..authoring._making import find_class
 from ..errors import ConfigError, InvalidRecord, RunFolderError, UnknownName
-from ..policies._find import policy_of
+from ..policies._find import closing_policy, policy_of
 from ..trajectories._trajectory import Trajectory
 from ._engine import Rollouts
 from ._stored_run import StoredRun
@@ -299,7 +299,8 @@ def evaluate(
             if success is None:
                 highest = rollouts.reward_range[1]
                 success = highest if highest < float("inf") else 1.0
-            rollouts.run()
+            with closing_policy(policy):
+                rollouts.run()
             assert rollouts.folder is not None
             price = getattr(getattr(policy, "usage", None), "price", 0.0)
             *before, last = segments_of(rollouts.folder.path, name)

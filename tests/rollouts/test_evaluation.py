@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import envsdk
-from envsdk import Env, Message, Trajectory, Turn, errors
+from envsdk import Action, Env, Message, Trajectory, Turn, errors
 from envsdk.rollouts import Rollouts
 from envsdk.rollouts._run_folder import RunFolder
 from envsdk.rollouts.evaluation import Evaluation, Suite, compared, evaluate, runs_of, scored
@@ -339,3 +339,25 @@ def test_a_comparison_with_another_reward_scores_both_runs_again(tmp_path: Path)
     assert again.results[0].comparison is not None
     assert (again.results[0].comparison.difference, again.results[0].comparison.tasks) == (0.0, 4)
     assert "compared over 4 tasks that both runs scored" in again.to_markdown()
+
+
+class Connected:
+    """A policy with a connection, which an evaluation makes for itself."""
+
+    tokenizer = "any"
+    n_closed = 0
+
+    async def __call__(self, prompt: Any, *, stop_token_ids: Sequence[int], **_: Any) -> Action:
+        return Action([stop_token_ids[0]])
+
+    async def aclose(self) -> None:
+        Connected.n_closed += 1
+
+
+def test_an_evaluation_closes_the_policies_that_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envsdk.rollouts.evaluation.policy_of", lambda *_, **__: Connected())
+    suite = Suite.model_validate(
+        {"environments": [{"id": "envsdk/GuessNumber-v1"}], "models": {"a": {"policy": "vllm:x"}}, "seeds": 1}
+    )
+    evaluate(suite, tmp_path)
+    assert Connected.n_closed == 1
