@@ -303,7 +303,7 @@ def test_an_assistants_message_has_no_image():
     ids=["str", "array", "image", "huggingface", "no url", "audio"],
 )
 def test_a_part_of_another_kind_is_an_error_that_names_the_kinds_of_parts(part):
-    with pytest.raises(ValueError, match=r"(?s)the content contains a .*expected TextPart\(text=...\), ImagePart"):
+    with pytest.raises(ValueError, match=r"(?s)the content contains an? .*expected TextPart\(text=...\), ImagePart"):
         Message(role="user", content=[part])
 
 
