@@ -10,6 +10,7 @@ from benchmarks.trajectory_rows import SAMPLES
 from envsdk.trainers.foreign import from_steps
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("set_up", [samples, samples_from_prompts])
 def test_our_contenders_of_samples_run(set_up: SetUp):
     for size in SAMPLES.quick_sizes:

@@ -258,6 +258,7 @@ def test_a_worker_prepares_repeats_and_drops(monkeypatch: pytest.MonkeyPatch):
     assert closed == [21]
 
 
+@pytest.mark.full
 def test_a_worker_says_in_words_why_there_is_no_figure(capsys: pytest.CaptureFixture[str]):
     def fails() -> float:
         raise ZeroDivisionError
@@ -273,6 +274,7 @@ def test_a_worker_says_in_words_why_there_is_no_figure(capsys: pytest.CaptureFix
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_worker_answers_from_a_process_of_its_own(tmp_path: Path):
     pool = Pool(tmp_path, cap_s=60.0)
     try:

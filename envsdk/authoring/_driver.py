@@ -31,7 +31,7 @@ from ..trajectories._fragments import fragment
 from ._embedded_vision import EMBEDDED_VISION
 from ._loop_tasks import Tasks, in_event_loop, not_cancelled
 from ._mistakes import explained, warn_at, warn_of, wrong_turn
-from .tasks import check_task, find_task, pick_task
+from .tasks import check_task, find_task, is_sequence, pick_task
 
 T = TypeVar("T")
 ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
@@ -481,7 +481,7 @@ def seeds_of(seeds: object) -> Sequence[Any]:
     first, end = (int(text[1] or 0), int(text[2])) if text is not None else (0, plain_integer(seeds))
     if type(end) is int and end > first:
         return range(first, end)
-    if hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__") and not isinstance(seeds, (str, bytes, Mapping)):
+    if is_sequence(seeds):
         return cast("Sequence[Any]", seeds)
     raise ConfigError(
         f"seeds is {brief(seeds)}; expected their number, such as 16; or a sequence, such as list(seeds) or range(100, "

@@ -67,6 +67,11 @@ class Rows(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+def is_sequence(value: object) -> bool:
+    """Return whether a value has a length and returns elements by index, as a list or a data set does."""
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+
+
 def load_tasks(source: object) -> Rows:
     """Return the rows of task data.
 
@@ -79,7 +84,7 @@ def load_tasks(source: object) -> Rows:
     """
     if isinstance(source, (str, Path)):
         rows: Any = _read_jsonl(Path(source))
-    elif hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
+    elif is_sequence(source):
         rows = cast("Any", source)
     else:
         raise TaskError(f"tasks is {brief(source)}; expected a list, the path of a JSONL file or a data set")

@@ -8,6 +8,7 @@ from typing import Any, cast
 from .._visible import brief
 from ..authoring._driver import check_seed, seeds_of
 from ..authoring._env import Env
+from ..authoring.tasks import is_sequence
 from ..errors import ConfigError
 from ..trajectories._trajectory import Trajectory
 
@@ -85,7 +86,7 @@ def jobs_of(env: Env, seeds: object, tasks: object, group_size: int) -> list[Epi
         if not 1 <= given <= len(env.tasks):
             raise ConfigError(f"tasks is {given}, but {env.name} has {len(env.tasks)} tasks; expected 1 to that")
         given = range(given)
-    if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")) or isinstance(given, (str, bytes, Mapping)):
+    if not is_sequence(given):
         raise ConfigError(f"tasks is {brief(tasks)}; expected the number of tasks, or a sequence of tasks")
     jobs: list[EpisodeJob] = []
     sizes = Counter[str]()

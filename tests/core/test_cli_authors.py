@@ -540,7 +540,8 @@ def test_the_test_of_a_new_package_passes(tools: bool, is_full: bool, tmp_path: 
     assert "1 passed" in ended.stdout
 
 
-@pytest.mark.parametrize("tools", [False, pytest.param(True, marks=pytest.mark.full)], ids=["plain", "tools"])
+@pytest.mark.full
+@pytest.mark.parametrize("tools", [False, True], ids=["plain", "tools"])
 def test_a_new_environment_is_short_and_works_with_every_renderer(
     tools: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_the_counts_are_those_of_a_count_by_hand():
     assert strip.as_samples == pytest.approx(sum(58 + i * bare + 55 for i in range(16)), rel=0.1)
 
 
+@pytest.mark.full
 def test_costs_grow_with_the_steps_or_with_their_square():
     found = rows(estimate(SIZES, steps=120, history=["keep", "strip"]))
     assert [found[name].growth("prompts") for name in found] == pytest.approx([2, 2], abs=0.1)

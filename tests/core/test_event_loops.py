@@ -404,6 +404,7 @@ def test_step_of_an_environment_that_waits_still_needs_astep_where_a_loop_is_run
         inside(lambda: Waits().reset(seed=0))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_has_loops_of_its_own_and_every_process_ends() -> None:
     program = """

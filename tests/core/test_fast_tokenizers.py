@@ -138,6 +138,7 @@ def test_no_text_gives_a_control_token(name: str) -> None:
         assert ids.tolist() == plain.encode(text).tolist()
 
 
+@pytest.mark.full
 def test_no_text_gives_a_control_token_that_is_a_piece_of_the_vocabulary() -> None:
     specification = written()
     piece = "he"

@@ -230,6 +230,7 @@ def test_an_image_that_costs_too_much_is_refused_with_its_limit(attack: str):
         Image.read(make())
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_no_image_takes_more_than_500_mib(is_full: bool):
     largest = [*image_attacks.LARGEST] if is_full else ["PNG"]

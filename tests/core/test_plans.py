@@ -131,6 +131,7 @@ def excess(trajectory: Trajectory, drops: Any, cached: float) -> float:
     return total
 
 
+@pytest.mark.full
 @given(seed=st.integers(0, 10**6), cached=st.sampled_from([0.02, 0.1, 0.5]), limit=st.sampled_from([None, 900]))
 def test_the_online_rule_stays_within_its_bound(seed: int, cached: float, limit: int | None):
     script = random_script(seed, 10)

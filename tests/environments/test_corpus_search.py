@@ -230,6 +230,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 def test_a_forked_process_makes_an_index_of_its_own():
     assert subprocess.run([sys.executable, "-c", FORKED_PROCESS], timeout=600, check=False).returncode == 0

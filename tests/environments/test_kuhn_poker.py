@@ -99,6 +99,7 @@ def test_each_role_may_have_a_policy_of_its_own(null: str, other: str):
         assert trajectory.reward == 0.0
 
 
+@pytest.mark.full
 def test_in_the_long_run_the_first_player_loses_what_it_must(is_full: bool):
     count = 1500 if is_full else 200
     trajectories = rollout_many(lambda: KuhnPoker(hands=1), "reference", seeds=range(count))

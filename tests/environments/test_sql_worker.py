@@ -71,6 +71,7 @@ def test_the_process_starts_with_the_first_query_and_stays(queries: QueryWorker)
     assert pid_of(queries) == pid
 
 
+@pytest.mark.full
 def test_a_query_that_takes_too_much_memory_is_refused_and_the_process_stays(queries: QueryWorker):
     answer(queries)
     pid = pid_of(queries)
@@ -83,6 +84,7 @@ def test_a_query_that_takes_too_much_memory_is_refused_and_the_process_stays(que
     assert (answer(queries), pid_of(queries)) == (7, pid)
 
 
+@pytest.mark.full
 def test_a_query_that_takes_too_much_time_is_killed_and_the_next_one_is_answered(queries: QueryWorker):
     answer(queries)
     pid = pid_of(queries)

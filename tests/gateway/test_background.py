@@ -110,9 +110,8 @@ if "error" in sys.argv:
 """
 
 
-@pytest.mark.parametrize(
-    "how", [*(pytest.param(how, marks=pytest.mark.full) for how in ("", "fork", "error")), "waiting"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["", "fork", "error", "waiting"])
 def test_a_program_ends_quietly(how: str) -> None:
     program = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM, how],

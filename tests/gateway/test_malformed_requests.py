@@ -195,6 +195,7 @@ BODIES: dict[str, tuple[Callable[[], bytes], dict[str, str], int, str]] = {
 }
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("attack", BODIES)
 def test_a_body_that_costs_too_much_is_refused_with_its_limit(attack: str) -> None:
     make, headers, status, why = BODIES[attack]

@@ -297,7 +297,8 @@ print("closed:", *factory.closed.values())
 
 
 # That SIGTERM does the same is shown by the command in test_outside.py, which ends by it.
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_after_its_sessions_were_closed(number: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", PROGRAM]

@@ -106,6 +106,7 @@ def test_without_mounts_parallel_episodes_have_numbered_folders(root: Path, monk
     assert [path for path in root.rglob("*") if path.parent != root] == []
 
 
+@pytest.mark.full
 def test_a_replay_repeats_each_episode_of_a_group(root: Path, tmp_path: Path) -> None:
     Rollouts(Places, "null", seeds=[0], group_size=2, max_concurrency=1, out=tmp_path / "run").run()
     results = list(replay_run(StoredRun(tmp_path / "run"), trust=["imports"]))

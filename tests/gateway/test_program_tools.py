@@ -73,7 +73,7 @@ CALLS: list[tuple[ToolCall, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("is_streamed", [False, True], ids=["plain", "streamed"])
+@pytest.mark.parametrize("is_streamed", [pytest.param(False, marks=pytest.mark.full), True], ids=["plain", "streamed"])
 def test_calls_have_the_form_of_their_tools_and_are_read_back(is_streamed: bool) -> None:
     wire = WIRE_FORMATS["responses"]
     body = {"model": "m", "input": "Hi", "tools": [*CODEX, *SERVER]}

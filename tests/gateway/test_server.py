@@ -312,7 +312,7 @@ def test_a_client_that_goes_away_while_it_waits_abandons_its_request(url: str, s
     assert session.abandoned == session.asked
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_client_that_waits_for_its_answer_abandons_nothing(
     http: httpx.Client, url: str, session: ScriptedSession, stream: bool
 ) -> None:
@@ -582,6 +582,7 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize(
     "sent", [b"", b"POST /v1", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"], ids=["silent", "slow", "again"]
 )
@@ -647,6 +648,7 @@ def test_a_server_that_clients_fill_with_connections_does_not_fill_the_log(caplo
     assert len(caplog.records) <= 4
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the descriptors of a process")
 def test_with_few_file_descriptors_idle_connections_stop_nothing_and_the_log_stays_short() -> None:
     program = """

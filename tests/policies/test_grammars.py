@@ -140,7 +140,7 @@ def test_a_grammar_allows_what_the_family_writes_and_nothing_else(family: str) -
             assert not accepts(renderer, message, **options), (options, message)
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_s_documents_and_calls_are_what_its_grammar_allows(family: str) -> None:
     renderer = FAMILIES[family].renderer()

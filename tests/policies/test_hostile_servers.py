@@ -239,6 +239,7 @@ def client() -> Iterator[Any]:
         process.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(("attack", "kind"), CASES)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of the memory is set there")
 def test_no_reply_of_a_server_takes_much_time_or_memory(attack: str, kind: str, client: Any):

@@ -87,7 +87,7 @@ def assert_same_prompts(
     assert compared >= 0.3 * len(generated)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("name", EVERY)
 def test_every_familys_template_gives_the_ids_of_its_renderer(

@@ -21,7 +21,7 @@ from envsdk.testing import check_renderer
 WITH_IMAGES = [name for name, family in FAMILIES.items() if family.tools == "images"]
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rendering_is_the_processors_own_to_the_token(name: str, is_full: bool) -> None:
     family, renderer, rng = FAMILIES[name], renderer_of(name), Random(f"images {name}")
@@ -126,7 +126,7 @@ def test_auto_chooses_a_renderer_that_writes_images_and_records_with_what(name: 
     assert chosen.render([message]).tokens.tolist() == expected
 
 
-@pytest.mark.matrix(every=5)
+@pytest.mark.matrix(every=9)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_doctor_reports_with_what_images_are_written(name: str) -> None:
     (check,) = [one for one in check_renderer(renderer_of(name), random_replies=2).checks if one.name == "images"]

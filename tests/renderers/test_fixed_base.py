@@ -117,13 +117,10 @@ def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer(is_
         ]
 
 
+@pytest.mark.matrix(every=7)
 @pytest.mark.parametrize(
     "name",
-    [
-        *("qwen3", "glm4moe"),
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("llama3_1", "qwen2_5", "qwen3_8", "phi3")),
-        pytest.param("qwen3_thinking_2507", marks=pytest.mark.full),
-    ],
+    ["qwen3", "glm4moe", "llama3_1", "qwen2_5", "qwen3_8", "phi3", "qwen3_thinking_2507"],
 )
 def test_it_conforms(name: str) -> None:
     if name not in templates():
@@ -163,7 +160,7 @@ def marked(message: Message) -> Message:
     return message.model_copy(update={"tool_calls": (*calls, last)})
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.filterwarnings("ignore::envsdk.errors.RewriteWarning")
 @pytest.mark.parametrize("name", every_template())
 def test_no_delta_differs_from_what_its_verdict_promises(name: str, is_full: bool) -> None:

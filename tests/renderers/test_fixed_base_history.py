@@ -60,7 +60,7 @@ def whole_text(renderer: FixedBase, messages: Any, tools: Any) -> str:
     return renderer.tokenizer.decode(renderer.render(messages, tools=tools, generation_prompt=True).tokens)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", every_template())
 def test_each_prompt_under_strip_is_what_the_template_shows_of_the_whole_conversation(name: str) -> None:
     renderer = fixed_base(name)
@@ -138,9 +138,8 @@ def renderer_of(shown: str) -> FixedBase:
     return FixedBase(load_tokenizer("embedded"), template=TEMPLATE.replace("SHOWN", shown), stop="<|im_end|>")
 
 
-@pytest.mark.parametrize(
-    "shown", [pytest.param(s, marks=pytest.mark.full) if s.endswith("length - 2") else s for s in SHOWN]
-)
+@pytest.mark.matrix(every=3)
+@pytest.mark.parametrize("shown", SHOWN)
 def test_the_rule_of_a_template_is_measured(shown: str) -> None:
     renderer, expected = renderer_of(shown), SHOWN[shown]
     rule = renderer.history_rule

@@ -216,7 +216,7 @@ def rows() -> list[Any]:
     return [name if name in short else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.filterwarnings("ignore::envsdk.errors.RewriteWarning")
 @pytest.mark.parametrize("name", rows())
 def test_each_prompt_is_what_the_verdict_declares_and_each_reply_is_read(name: str, is_full: bool) -> None:

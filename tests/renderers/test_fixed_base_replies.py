@@ -29,6 +29,7 @@ def cuttable() -> list[str]:
     return [name for name in ("gptoss", "qwen3", "phi3", "glm4moe", "llama3_1", "deepseekv3") if name in templates()]
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", cuttable())
 def test_a_reply_may_be_cut_anywhere_and_begin_with_anything(name: str) -> None:
     renderer = fixed_base(name)

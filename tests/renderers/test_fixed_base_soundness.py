@@ -659,7 +659,7 @@ def changing_earlier(change: str, **options: Any) -> FixedBase:
     return renderer_of(CHATML.replace("(m.content or '')", content), **options)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("validate", ["end", "always"])
 @pytest.mark.parametrize(("name", "text"), [*zip(EARLIER, USED, strict=True)])
 def test_an_episode_in_which_the_template_changes_an_earlier_text_of_a_user_is_reported(

@@ -256,7 +256,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_reading_takes_linear_time(name: str) -> None:
     grammar, unit = HOSTILE[name]

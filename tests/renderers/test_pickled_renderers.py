@@ -74,6 +74,7 @@ def test_an_environment_with_a_chat_template_is_pickled_in_the_middle_of_an_epis
     assert found[0][1:4] == found[1][1:4]
 
 
+@pytest.mark.full
 def test_worker_processes_take_an_environment_with_a_renderer_object():
     options = {"renderer": get_renderer("fixed_base", str(qwen3_folder()))}
     run: dict[str, Any] = {"seeds": range(2), "group_size": 1, "env_options": options}

@@ -71,6 +71,7 @@ def official(qwen2_5: tokenizers.Tokenizer) -> list[int]:
     )
 
 
+@pytest.mark.full
 def test_two_newlines_around_a_tool_response_are_one_token_only_if_encoded_together(renderer: Renderer):
     encode, control_tokens = renderer.tokenizer.encode, renderer.tokenizer.control_tokens
     assert "<tool_response>" not in control_tokens and "<tool_call>" in control_tokens

@@ -136,11 +136,12 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
     assert before <= set(stored)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "ignores_ctrl_c", "name", "shown"),
     [
-        pytest.param(signal.SIGINT, False, "rollout", "after 0 of 16 episodes", marks=pytest.mark.full),
-        pytest.param(signal.SIGTERM, False, "eval", "completed episodes are stored in run", marks=pytest.mark.full),
+        (signal.SIGINT, False, "rollout", "after 0 of 16 episodes"),
+        (signal.SIGTERM, False, "eval", "completed episodes are stored in run"),
         (signal.SIGTERM, True, "rollout", "after 0 of 16 episodes"),
     ],
 )

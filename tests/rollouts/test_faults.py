@@ -195,6 +195,7 @@ class RepliesLater(Env):
         return Turn("More.", terminated=len(self.messages()) > 40)
 
 
+@pytest.mark.full
 def test_a_method_that_a_deadline_cancels_before_it_ran_leaves_no_coroutine() -> None:
     options = {"renderer": "qwen3", "tokenizer": "embedded"}
     with warnings.catch_warnings(record=True) as caught:

@@ -340,6 +340,7 @@ def test_a_closed_standard_error_ends_nothing(
     assert len(run_of(seeds=range(3), progress=True).run()) == 3
 
 
+@pytest.mark.full
 def test_a_terminal_that_is_closed_during_the_run_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -386,6 +387,7 @@ def test_a_terminal_that_is_stopped_does_not_stop_the_run(monkeypatch: pytest.Mo
     stream.released.set()
 
 
+@pytest.mark.full
 def test_rich_is_imported_when_it_is_used() -> None:
     program = """if True:
         import sys

@@ -107,6 +107,7 @@ def test_an_episode_is_a_tree_of_spans(tracker: Callable[..., Collected]) -> Non
     assert not any("input" in step.children[0].facts for step in steps)
 
 
+@pytest.mark.full
 def test_worker_processes_record_the_same_spans(tracker: Callable[..., Collected]) -> None:
     collected = tracker()
     Rollouts("envsdk/Calculator-v1", "reference", seeds=[0], log_to="mine").run()

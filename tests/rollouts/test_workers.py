@@ -43,6 +43,7 @@ def test_a_worker_that_is_killed_costs_no_episode(tmp_path: Path) -> None:
     assert rollouts.statistics.play.abandoned == 1
 
 
+@pytest.mark.full
 def test_an_episode_that_ends_its_process_each_time_fails_alone() -> None:
     rollouts = Rollouts(
         Kills, Answers(), seeds=range(2, 5), group_size=1, executor="processes", n_workers=1, max_retries=1

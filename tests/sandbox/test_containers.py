@@ -150,6 +150,7 @@ def test_the_tools_refuse_a_file_that_is_larger_than_4_mib():
     asyncio.run(main())
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("why", ["it is late", "its caller is cancelled", "another task failed"])
 def test_a_command_is_not_stopped_before_it_begins(why: str, tmp_path: Path):
     """An engine starts the command of a client that was killed, after the processes of the command were killed."""
@@ -225,6 +226,7 @@ def test_mistakes_of_a_model_are_errors_of_the_tools_of_a_sandbox():
     in_sandbox(use)
 
 
+@pytest.mark.full
 def test_a_pool_of_a_forked_process_has_its_own_containers():
     program = (
         "import asyncio, os\nfrom envsdk.containers import ContainerConfig, ContainerPool\n"

@@ -299,6 +299,7 @@ def test_an_interpreter_in_the_temporary_folder_works_in_namespaces(tmp_path: Pa
     assert (result.stdout, result.stderr) == ("found\n", "")
 
 
+@pytest.mark.full
 @pytest.mark.matrix(every=2)
 @PROGRAMS
 def test_a_launcher_that_stopped_does_not_keep_a_program_beyond_its_time(

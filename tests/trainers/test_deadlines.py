@@ -246,6 +246,7 @@ def play_with_time(
     assert found == expected
 
 
+@pytest.mark.matrix(every=2)
 @adapters
 def test_an_environment_that_hangs_costs_its_own_episode(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = play(Model(), SEEDS, monkeypatch)

@@ -139,6 +139,7 @@ def test_a_page_that_is_too_large_for_a_frame_is_named_instead(tmp_path):
     assert "large.html" in TrajectoryPage(tmp_path / "large.html")._repr_html_()
 
 
+@pytest.mark.full
 def test_a_notebook_displays_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for folder in ("IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(folder, str(tmp_path / folder))

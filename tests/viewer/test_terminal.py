@@ -153,6 +153,7 @@ def test_an_episode_is_shown_with_its_steps_breaks_and_folded_reasoning(run):
     drive([run], driver)
 
 
+@pytest.mark.full
 def test_messages_that_a_context_began_with_are_one_line_until_they_are_opened(run):
     async def driver(pilot: Pilot[None]) -> None:
         await press(pilot, "enter")
@@ -168,6 +169,7 @@ def test_messages_that_a_context_began_with_are_one_line_until_they_are_opened(r
     drive([run], driver)
 
 
+@pytest.mark.full
 def test_the_contents_are_searched_and_a_result_is_opened_where_the_text_is(run):
     async def driver(pilot: Pilot[None]) -> None:
         shown = await answer(pilot, "slash", 'text:"FOUNDED in"')
@@ -185,6 +187,7 @@ def test_the_contents_are_searched_and_a_result_is_opened_where_the_text_is(run)
     drive([run], driver)
 
 
+@pytest.mark.full
 def test_the_drawing_of_the_contexts_leads_to_their_steps(run):
     async def driver(pilot: Pilot[None]) -> None:
         await press(pilot, "j", "enter", "n")
@@ -199,6 +202,7 @@ def test_the_drawing_of_the_contexts_leads_to_their_steps(run):
     drive([run], driver)
 
 
+@pytest.mark.full
 def test_episodes_are_grouped_by_their_task(run_folder, tmp_path):
     groups = [
         envsdk.rollout("envsdk/GuessNumber-v1", policy, seed=seed)
@@ -223,6 +227,7 @@ def test_episodes_are_grouped_by_their_task(run_folder, tmp_path):
     drive([tmp_path], driver)
 
 
+@pytest.mark.full
 def test_two_episodes_of_a_task_are_compared_from_where_they_diverge(tmp_path):
     made = [envsdk.rollout("envsdk/GuessNumber-v1", policy, seed=0) for policy in ("reference", "random", "reference")]
     for number, own in enumerate(made):
@@ -246,6 +251,7 @@ def test_two_episodes_of_a_task_are_compared_from_where_they_diverge(tmp_path):
     drive([tmp_path], driver)
 
 
+@pytest.mark.full
 def test_tokens_have_ids_texts_masks_roles_and_shades(run_folder):
     source = Source(run_folder)
     source.refresh()
@@ -272,6 +278,7 @@ def test_tokens_have_ids_texts_masks_roles_and_shades(run_folder):
     drive([run_folder], driver)
 
 
+@pytest.mark.full
 def test_the_prompt_of_a_step_is_what_the_model_saw(run):
     prompts = [prompt.prompt for prompt in EPISODES[0].prompts()]
     number = next(n for n, step in enumerate(EPISODES[0].steps) if step.break_ and step.break_.reason == "summary")
@@ -288,6 +295,7 @@ def test_the_prompt_of_a_step_is_what_the_model_saw(run):
     drive([run], driver)
 
 
+@pytest.mark.full
 def test_bytes_that_are_not_a_whole_character_are_visible_and_control_tokens_are_marked(run_folder, tmp_path):
     env = envsdk.make("envsdk/Calculator-v1", limits={"max_steps": 1})
     with_folder = tmp_path / "run"
@@ -340,6 +348,7 @@ def test_a_damaged_line_is_shown_as_damaged_and_the_others_work(tmp_path):
     drive([file], driver)
 
 
+@pytest.mark.full
 def test_episodes_of_a_run_in_progress_appear_and_the_cursor_stays_on_its_episode(run):
     file = run / "trajectories.jsonl"
 
@@ -362,6 +371,7 @@ def test_episodes_of_a_run_in_progress_appear_and_the_cursor_stays_on_its_episod
     drive([run], driver, follow=True)
 
 
+@pytest.mark.full
 def test_the_keys_are_listed_and_everything_is_shown_after_a_change_of_the_size(run):
     async def driver(pilot: Pilot[None]) -> None:
         listed = await press(pilot, "question_mark")
