@@ -312,6 +312,7 @@ def test_a_sub_agent_that_took_too_long_takes_too_long_again(monkeypatch: pytest
     assert not replay_trajectory(trajectory, Parent())
 
 
+@pytest.mark.full
 def test_an_episode_that_failed_while_sub_agents_ran_is_repeated_as_far_as_each_got() -> None:
     @in_any_vocabulary
     async def failing(prompt: Any, *, context: str, stop_token_ids: tuple[int, ...], **_: Any) -> Action:

@@ -137,6 +137,7 @@ def test_an_object_of_transformers_is_compared_and_loaded_once(monkeypatch: pyte
         envsdk.rollout(Once(tokenizer=another()), policy, seed=0)
 
 
+@pytest.mark.full
 def test_an_object_that_got_a_token_after_it_was_compared_is_another_tokenizer() -> None:
     declared = transformers.PreTrainedTokenizerFast(tokenizer_file=str(DATA / "embedded.json"))
     policy = Plain(declared)

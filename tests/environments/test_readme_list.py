@@ -11,6 +11,7 @@ from envsdk.sandbox import check_isolation
 CHECKOUT = Path(__file__).parents[2]
 
 
+@pytest.mark.full
 def test_the_list_of_environments_is_what_the_registry_gives() -> None:
     try:
         check_isolation("auto")

@@ -48,6 +48,7 @@ def _is_available():
         pytest.skip(str(error))
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", sorted(EXPRESSIONS))
 def test_each_mistake_changes_a_value_that_a_visible_test_checks(name: str):
     sources = [mutated(name, mutations_of(name)[number]) for number in CAUGHT[name]]

@@ -94,6 +94,7 @@ def test_a_query_that_takes_too_much_time_is_killed_and_the_next_one_is_answered
     assert answer(queries) == 7
 
 
+@pytest.mark.full
 def test_time_is_counted_for_each_query_alone(queries: QueryWorker):
     limits = QueryLimits(10_000_000, 1_000, max_cpu_s=1)
     for _ in range(4):

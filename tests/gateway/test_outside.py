@@ -369,7 +369,7 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=3)
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("last", ["Find me.", "fail"])

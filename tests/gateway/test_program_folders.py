@@ -167,6 +167,7 @@ def test_a_folder_of_another_owner_is_refused(root: Path) -> None:
         pass
 
 
+@pytest.mark.matrix(every=2)
 @needs_mounts
 @pytest.mark.parametrize(
     ("script", "expected"),

@@ -271,6 +271,7 @@ class Limited(Played):
         return super().play(session, steps)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("history", ["keep", "compact:every=3"])
 @settings(max_examples=5 * settings().max_examples if MANY else 3)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 25), is_over=st.booleans(), data=st.data())

@@ -597,6 +597,7 @@ def test_a_client_has_limited_time_for_the_headers_of_a_request(sent: bytes) -> 
         assert bounded.is_alive()
 
 
+@pytest.mark.full
 def test_bytes_after_a_request_do_not_keep_a_connection_open() -> None:
     with Bounded(header_timeout_s=0.5) as bounded:
         connection = bounded.connect()

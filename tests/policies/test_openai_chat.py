@@ -163,7 +163,7 @@ def test_a_refused_request_is_not_repeated(status):
         Fault(text=b"<html>"),
         Fault(how="reset"),
         Fault(how="hang"),
-        Fault(how="slow"),
+        pytest.param(Fault(how="slow"), marks=pytest.mark.full),
     ],
 )
 def test_a_request_is_tried_again_and_then_given_up(fault):

@@ -47,7 +47,9 @@ CAUSES = {"reset": "connection", "short": "connection", "html": "partial", "slow
 
 
 @pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.full)])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=pytest.mark.full) if name == "slow" else name for name in FAULTS]
+)
 def test_a_failed_request_is_repeated_once_with_the_same_id(fault, kind):
     with ModelServer(kind) as server:
         server.faults.append(FAULTS[fault])

@@ -138,7 +138,10 @@ OF_THE_REPLY = {"[DONE] at once", "no fields", "a token that is not one", "refus
 
 
 @FIRST_ENDPOINT
-@pytest.mark.parametrize("fault", [name for name in LATE if name != "connection"])
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(name, marks=pytest.mark.full) if name == "hang" else name for name in LATE if name != "connection"],
+)
 def test_a_stream_that_fails_after_a_token_is_not_requested_again(fault, has_token_endpoint):
     with ModelServer(has_token_endpoint=has_token_endpoint, **LONG) as server:
         server.faults.append(LATE[fault])

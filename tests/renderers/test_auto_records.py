@@ -104,6 +104,7 @@ def test_a_run_goes_on_if_only_the_reason_is_worded_differently(tmp_path: Path) 
         RunFolder.create(tmp_path / "run", {}, {"main": other}, resume=True)
 
 
+@pytest.mark.matrix(every=2)
 def test_a_stored_run_has_the_reason_and_decodes_without_the_chat_template(env: Env, tmp_path: Path) -> None:
     trajectory = stored_run(tmp_path / "run", env)
     without_template(tmp_path / "run")

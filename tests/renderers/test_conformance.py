@@ -178,6 +178,7 @@ def test_the_doctor_speaks_json():
     assert {check["verdict"] for check in checks} == {"PASS", "NOT POSSIBLE"}
 
 
+@pytest.mark.full
 def test_the_doctor_begins_with_what_environments_can_rely_on() -> None:
     result = CliRunner().invoke(app, ["doctor", "--renderer", "chatml", "--random-replies", "1"])
     lines = result.output.splitlines()

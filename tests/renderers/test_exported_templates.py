@@ -112,6 +112,7 @@ def test_strip_is_the_models_own_template_with_the_options_fixed_in_it() -> None
     assert export_template(renderer, "strip").text == "{%- set enable_thinking = false %}\n" + official
 
 
+@pytest.mark.full
 def test_keep_sets_the_switch_of_a_template_that_has_one() -> None:
     renderer = template_conversations.fixed_base("lfm2_2_5")
     exported = export_template(renderer)

@@ -208,6 +208,7 @@ def test_a_call_whose_name_is_only_in_its_id_is_read_although_the_schema_names_t
     )
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "template",
     [

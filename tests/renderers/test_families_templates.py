@@ -93,6 +93,7 @@ def test_auto_measures_the_template_of_a_family_that_it_does_not_know() -> None:
     assert "no family renders and reads as the chat template " in chosen.chosen_because
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -84,6 +84,7 @@ def qwen3_episodes(seed: int, count: int) -> Iterator[tuple[list[Message], list[
             yield messages, tools or []
 
 
+@pytest.mark.full
 def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer(is_full: bool) -> None:
     measured, family = qwen3(), get_renderer("qwen3", real_models.qwen3_folder())
     rng, compared = Random(5), Counter[str]()
@@ -209,7 +210,7 @@ def verdicts_of(name: str, has_tools: bool) -> list[Verdict]:
 # The end of an episode.
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", every_template())
 def test_correct_deltas_are_accepted(name: str, is_full: bool) -> None:
     renderer, rng, checked = fixed_base(name), Random(name), 0

@@ -74,6 +74,7 @@ def test_each_prompt_under_strip_is_what_the_template_shows_of_the_whole_convers
         assert renderer.tokenizer.decode(last) == whole_text(renderer, context.messages, tools)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("thinks", [True, False])
 def test_on_qwen3_a_measured_rule_gives_the_tokens_of_whole_renderings(thinks: bool) -> None:
     renderer = qwen3(thinks=thinks)
@@ -222,7 +223,7 @@ def spoiled(renderer: FixedBase, positions: int) -> Iterator[NDArray[np.int32]]:
         yield np.concatenate([whole[: at + 1], whole[-1:]])
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", every_template())
 def test_a_spoiled_call_ends_no_episode(name: str, is_full: bool) -> None:
     renderer = fixed_base(name)

@@ -21,6 +21,7 @@ def parts_of(renderer: FixedBase, messages: list[Message], tools: tuple) -> list
     return [renderer.tokenizer.decode(rendered.tokens[start:stop]) for start, stop in bounds]
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", every_template())
 def test_each_message_has_its_own_text_where_the_template_rewrites_its_past(name: str) -> None:
     renderer, checked = fixed_base(name), 0

@@ -25,6 +25,7 @@ def again(renderer: Renderer) -> Any:
     return pickle.loads(pickle.dumps(renderer))
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

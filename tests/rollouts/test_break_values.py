@@ -241,6 +241,7 @@ def test_a_play_that_fails_is_counted_and_its_pair_is_left_out() -> None:
     assert np.isnan([value.reward_dropped, value.reward_kept, value.difference, value.standard_error]).all()
 
 
+@pytest.mark.full
 def test_an_infrastructure_error_starts_a_play_again_from_the_break() -> None:
     make, calls = partial(Talk, history={"name": "compact", "every": 4}), list[str]()
     (episode,) = rollout_many(make, thinks, seeds=[5])

@@ -131,6 +131,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_runs() -> None:
         Rollouts(Counts, Answers(), seeds=range(3), executor="threads")  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_an_error_that_holds_for_all_episodes_ends_the_run() -> None:
     with pytest.raises(errors.TokenizerMismatch):
         Rollouts(Counts, NoTokenizer(), seeds=range(3), executor="processes", n_workers=1).run()

@@ -252,7 +252,7 @@ def test_a_launcher_that_is_killed_is_an_error_and_takes_the_program_with_it(
     assert wait_until(lambda: not processes_with(token))
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @PROGRAMS
 def test_a_program_ends_when_who_started_it_is_killed(
     program: Callable[[str], str], isolation: Isolation, processes_with: Find
@@ -265,6 +265,7 @@ def test_a_program_ends_when_who_started_it_is_killed(
     assert wait_until(lambda: not processes_with(token))
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("restricted", ["bubblewrap", "namespaces", "landlock"])
 def test_a_program_ends_when_its_launcher_and_who_started_it_are_killed_together(
     restricted: Isolation, processes_with: Find
@@ -371,6 +372,7 @@ def test_where_nothing_isolates_it_is_said_and_nothing_is_run():
     assert "isolation='unsafe_no_isolation'" in said
 
 
+@pytest.mark.full
 def test_bubblewrap_is_preferred_and_its_failure_is_told(tmp_path: Path):
     fake = tmp_path / "bwrap"
     fake.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2; exit 1\n")

@@ -470,6 +470,7 @@ def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.Monkey
     assert set(versions_of(worker)) == {0, 1, 2}
 
 
+@pytest.mark.full
 def test_the_rows_of_a_group_are_neighbors_in_a_queue_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     install_trl(monkeypatch)
     rows = [{"prompt": prompt_of("envsdk/GuessNumber-v1", seed)} for seed in range(100)]
