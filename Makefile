@@ -1,6 +1,8 @@
 # Everything runs from .venv, which the first target that needs it creates: a plain venv and pip.
 PYTHON ?= python3
 BIN := .venv/bin
+# Nothing is compiled at installation: Python compiles what is imported, when it is.
+INSTALL := python -m pip install --quiet --disable-pip-version-check --no-compile
 # Stamps of what is installed: a change of the project file installs again.
 CORE := .venv/.installed
 TEST := .venv/.installed-test
@@ -88,13 +90,13 @@ format: $(LINT)
 
 # Runs the checks of .pre-commit-config.yaml before each commit.
 hooks: $(LINT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[hooks]'
+	$(BIN)/$(INSTALL) -c tests/constraints.txt -e '.[hooks]'
 	$(BIN)/pre-commit install
 
 # Side by side with other projects, each in an environment of its own; writes docs/benchmarks.md. Some rows, or quickly,
 # into .cache/benchmarks: make bench-peers BENCH="tool-turns --quick". One row of the page again: BENCH="gateway --out docs".
 bench-peers: $(TEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,report]'
+	$(BIN)/$(INSTALL) -c tests/constraints.txt -e '.[test,report]'
 	$(BIN)/python -m benchmarks $(BENCH)
 
 # What everything costs, compared with the last release: a row that got slower fails. Some rows: BENCH="-k samples"
@@ -139,7 +141,7 @@ drawings: $(CORE)
 
 # Resolves envsdk with each trainer and server, and writes the tables of docs/trainers/index.md. It needs the network.
 installs: $(TEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/$(INSTALL) uv
 	$(BIN)/python scripts/shared_installs.py
 
 # Writes docs/errors.md from the entries of `envsdk explain`.
@@ -154,60 +156,60 @@ clean:
 	$(PYTHON) -m venv .venv
 
 $(CORE): pyproject.toml | .venv/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/$(INSTALL) -e .
 	touch $@
 
 $(TEST): tests/constraints.txt tests/requirements-data.txt $(CORE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	$(BIN)/$(INSTALL) -c tests/constraints.txt -e '.[test]'
+	$(BIN)/$(INSTALL) --no-deps -r tests/requirements-data.txt
 	touch $@
 
 # The reference describes what the gateway reads and stores, and the built-in environments, some of which have images.
 $(GATEWAY): $(CORE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[gateway,vision,report]'
+	$(BIN)/$(INSTALL) -c tests/constraints.txt -e '.[gateway,vision,report]'
 	touch $@
 
 $(LINT): $(TEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,lint]'
+	$(BIN)/$(INSTALL) -c tests/constraints.txt -e '.[test,lint]'
 	touch $@
 
 $(COVERAGE): $(TEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,coverage]'
+	$(BIN)/$(INSTALL) -c tests/constraints.txt -e '.[test,coverage]'
 	touch $@
 
 .venvs/torch/pyvenv.cfg: | .venv/pyvenv.cfg
 	$(PYTHON) -m venv .venvs/torch
 
 $(TORCH): pyproject.toml tests/constraints.txt tests/requirements-data.txt | .venvs/torch/pyvenv.cfg
-	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,torch,examples]'
-	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	.venvs/torch/bin/$(INSTALL) -c tests/constraints.txt -e '.[test,torch,examples]'
+	.venvs/torch/bin/$(INSTALL) --no-deps -r tests/requirements-data.txt
 	touch $@
 
 .venvs/torch-lowest/pyvenv.cfg: | .venv/pyvenv.cfg
 	$(PYTHON) -m venv .venvs/torch-lowest
 
 $(LOWEST): pyproject.toml tests/constraints-lowest.txt tests/requirements-data.txt | .venvs/torch-lowest/pyvenv.cfg
-	.venvs/torch-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/constraints-lowest.txt -e '.[test,torch,examples]'
-	.venvs/torch-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	.venvs/torch-lowest/bin/$(INSTALL) -c tests/constraints-lowest.txt -e '.[test,torch,examples]'
+	.venvs/torch-lowest/bin/$(INSTALL) --no-deps -r tests/requirements-data.txt
 	touch $@
 
 .venvs/gpu/pyvenv.cfg: | .venv/pyvenv.cfg
 	$(PYTHON) -m venv .venvs/gpu
 
 $(GPU): pyproject.toml tests/peers/trl/requirements.txt | .venvs/gpu/pyvenv.cfg
-	.venvs/gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch]' trl peft -c tests/peers/trl/requirements.txt
+	.venvs/gpu/bin/$(INSTALL) -e '.[test,torch]' trl peft -c tests/peers/trl/requirements.txt
 	touch $@
 
 .venvs/docs/pyvenv.cfg: | .venv/pyvenv.cfg
 	$(PYTHON) -m venv .venvs/docs
 
 $(DOCS): scripts/documentation/requirements.txt | .venvs/docs/pyvenv.cfg
-	.venvs/docs/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/documentation/requirements.txt
+	.venvs/docs/bin/$(INSTALL) -r scripts/documentation/requirements.txt
 	touch $@
 
 .venvs/release/pyvenv.cfg: | .venv/pyvenv.cfg
 	$(PYTHON) -m venv .venvs/release
 
 $(RELEASE): tests/requirements-release.txt | .venvs/release/pyvenv.cfg
-	.venvs/release/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements-release.txt
+	.venvs/release/bin/$(INSTALL) -r tests/requirements-release.txt
 	touch $@

@@ -50,7 +50,7 @@ def install(python: Path, requirements: Path) -> bool:
     pinned = {name_of(line) for line in requirements.read_text().splitlines()}
     others = python.parents[1] / "constraints.txt"
     others.write_text("\n".join(line for line in CONSTRAINTS.read_text().splitlines() if name_of(line) not in pinned))
-    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
     alone = (*pip, "--no-deps", "--ignore-requires-python")
     ours = (*pip, "-e", ".[test]", "-c", requirements, "-c", others)
     installed = run(*ours) and run(*alone, "-r", DATA, "-r", requirements)
