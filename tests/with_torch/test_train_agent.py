@@ -12,6 +12,7 @@ pytest.importorskip("torch.nn")
 pytestmark = pytest.mark.filterwarnings("default")
 
 
+@pytest.mark.full
 def test_an_agent_learns_to_call_its_tool_in_a_few_updates():
     command = [sys.executable, EXAMPLES / "train_agent.py", "agent_openai", "--updates", "5"]
     run = subprocess.run(command, capture_output=True, text=True)

@@ -162,7 +162,9 @@ def trainer_of(
     )
 
 
-@pytest.mark.parametrize(("kind", "beta"), [(Watched, 0.0), (Watched, 0.1), (WatchedTrees, 0.0), (WatchedTrees, 0.1)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("kind", [Watched, WatchedTrees])
 def test_a_step_trains_what_was_sampled_with_the_images_of_every_row(
     vision_model: Any, tmp_path: Path, kind: Any, beta: float
 ):
