@@ -340,6 +340,7 @@ def test_what_a_renderer_cannot_say_is_asked_again() -> None:
     assert "You quit after 1 step." in shown
 
 
+@pytest.mark.full
 def test_every_environment_can_be_played_from_standard_input() -> None:
     for name in envsdk.list_envs():
         shown = run("play", name, typed="hello\n:prompt\n:quit\n")

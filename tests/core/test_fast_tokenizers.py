@@ -197,6 +197,7 @@ def test_several_threads_get_the_same_ids() -> None:
         assert [ids.tolist() for ids in threads.map(fast.encode, given)] == expected
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_gets_the_same_ids() -> None:
     program = (

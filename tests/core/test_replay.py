@@ -455,6 +455,7 @@ def test_no_command_imports_a_module_that_lies_in_the_run_folder(command: str, t
     assert ended.returncode == (command == "replay"), ended.stderr
 
 
+@pytest.mark.full
 def test_a_module_of_the_record_is_imported_only_on_request(tmp_path: Path) -> None:
     run = forged(tmp_path, made_by="evilmod:X")
     (run.path / "evilmod.py").write_text("from pathlib import Path\nPath('imported').touch()\n")

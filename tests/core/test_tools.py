@@ -405,6 +405,7 @@ def test_a_tool_that_takes_too_long_is_answered_for():
     env.close()
 
 
+@pytest.mark.full
 def test_a_time_limit_of_the_environment_is_that_of_tools_without_one():
     class Sleepy(Desk):
         @tool

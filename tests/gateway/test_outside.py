@@ -283,7 +283,7 @@ def test_the_counted_tokens_are_those_of_the_prompt(gateway: Standalone) -> None
 # What fails.
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("command", "status", "kind"), [("fail", 502, "policy"), ("hang", 504, "infrastructure")], ids=["fail", "hang"]

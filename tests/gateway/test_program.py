@@ -665,6 +665,7 @@ def test_each_role_has_the_sampling_parameters_of_its_policy():
     assert (trajectory.error, trajectory.reward) == (None, 1.0)
 
 
+@pytest.mark.full
 def test_a_program_that_ignores_a_limit_is_left_alone():
     def program(ask: Any) -> float:
         said = ["a"]

@@ -180,6 +180,7 @@ def test_a_body_without_a_length_is_limited_while_it_is_read(http: httpx.Client,
     assert http.post(f"{url}/chat/completions", json=body_of("chat", "hi")).status_code == 200
 
 
+@pytest.mark.full
 def test_a_body_that_does_not_arrive_is_refused_in_time(http: httpx.Client, url: str) -> None:
     def slow() -> Iterator[bytes]:
         yield b"{"
@@ -610,6 +611,7 @@ def test_bytes_after_a_request_do_not_keep_a_connection_open() -> None:
         assert is_closed(connection)
 
 
+@pytest.mark.full
 def test_a_request_may_take_longer_than_its_headers() -> None:
     with Bounded(header_timeout_s=0.5) as bounded:
         response = httpx.post(f"{bounded.url}/chat/completions", json=body_of("chat", "sleep"), timeout=600)

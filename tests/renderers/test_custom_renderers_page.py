@@ -54,6 +54,7 @@ def test_the_renderer_of_the_page_passes_the_checks(package: Path) -> None:
     assert printed == shown
 
 
+@pytest.mark.full
 def test_each_command_of_the_page_finds_the_renderers_by_name(package: Path) -> None:
     lines = [line for block in BLOCKS if block.language == "bash" for line in block.code.splitlines()]
     commands = [line.split() for line in lines if line.startswith("envsdk ")]

@@ -58,6 +58,7 @@ def test_a_family_renders_reads_and_strips_as_each_of_its_templates(name: str, i
 # Options.
 
 
+@pytest.mark.full
 def test_switches_are_arguments_of_the_template() -> None:
     plain = renderer_of(NEMOTRON_3, "nemotron_3_super")
     low = renderer_of(NEMOTRON_3, "nemotron_3_super", enable_thinking=False, low_effort=True)
@@ -231,6 +232,7 @@ PARTS = (
 ).replace("CALL", "{{ '<tool_call>' + c.function.name + (c.function.arguments | tojson) + '</tool_call>' }}")
 
 
+@pytest.mark.full
 def test_reasoning_that_a_template_reads_as_a_part_of_the_content_is_shown_and_read() -> None:
     renderer = measured(PARTS)
     reply = Message(role="assistant", content="a", reasoning="r")

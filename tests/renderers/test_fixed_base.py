@@ -161,7 +161,7 @@ def marked(message: Message) -> Message:
     return message.model_copy(update={"tool_calls": (*calls, last)})
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.filterwarnings("ignore::envsdk.errors.RewriteWarning")
 @pytest.mark.parametrize("name", every_template())
 def test_no_delta_differs_from_what_its_verdict_promises(name: str, is_full: bool) -> None:

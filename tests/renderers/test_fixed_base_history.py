@@ -164,6 +164,7 @@ def test_a_text_that_changes_the_rule_is_rendered_with_the_whole_conversation() 
         assert ("I think." in renderer.tokenizer.decode(last)) == ("/keep" in first)
 
 
+@pytest.mark.full
 def test_the_doctor_and_the_report_have_what_strip_costs_and_why() -> None:
     for shown, expected in (("true", "O(new)"), ("ns.users % 2 == 1", "O(context)")):
         renderer = renderer_of(shown)
@@ -176,6 +177,7 @@ def test_the_doctor_and_the_report_have_what_strip_costs_and_why() -> None:
 # Reports.
 
 
+@pytest.mark.full
 def test_a_report_has_the_turns_the_reading_and_the_rule_for_past_reasoning() -> None:
     renderer = fixed_base("qwen3")
     report = renderer.report(TOOLS)

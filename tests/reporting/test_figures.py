@@ -241,6 +241,7 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path):
     assert len({run.name for run in report(paths[0], paths[0]).runs}) == 2
 
 
+@pytest.mark.full
 def test_a_run_is_reported_without_the_environment_the_renderer_and_the_hub(tmp_path: Path):
     made = rollout_many("envsdk/Delegate-v1", "reference", seeds=range(1))
     folder = store(tmp_path / "run", made)

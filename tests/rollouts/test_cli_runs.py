@@ -74,6 +74,7 @@ def test_a_wrong_option_is_refused_before_anything_runs(arguments: list[str], me
         run("rollout", MATH, *arguments)
 
 
+@pytest.mark.full
 def test_episodes_run_in_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
         "from envsdk import Env, Turn\n"

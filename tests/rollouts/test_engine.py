@@ -164,6 +164,7 @@ class BreaksAsync(Breaks):
             await asyncio.sleep(1000)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("blocking", [None, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("where", ["start", "respond"])
@@ -436,6 +437,7 @@ def test_an_environment_that_never_blocks_may_run_in_the_event_loop_of_the_rollo
     assert places == {threading.get_ident()}
 
 
+@pytest.mark.full
 def test_a_coroutine_that_ignores_that_it_is_cancelled_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(player, "_GRACE_S", 0.2)
     release = threading.Event()

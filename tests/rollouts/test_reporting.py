@@ -155,6 +155,7 @@ def test_a_tracker_gets_values_while_the_run_goes_on(monkeypatch: pytest.MonkeyP
     assert steps[0] < 8 == steps[-1]
 
 
+@pytest.mark.full
 def test_a_tracker_that_fails_is_logged_once_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_tracker_that_fails_is_logged_once_and_ends_nothing(
     assert messages == ["the function log_to failed; the run continues: SystemExit: 3"]
 
 
+@pytest.mark.full
 def test_a_tracker_that_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(trackers.Tracker, "every_s", 0.03)
     monkeypatch.setattr(trackers.FunctionTracker, "end_s", 0.2)

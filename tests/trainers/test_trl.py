@@ -448,6 +448,7 @@ def versions_of(worker: RolloutWorker) -> list[int]:
     return [row.model_version for row in list(worker.rollout_buffer.queue)]
 
 
+@pytest.mark.full
 def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     install_trl(monkeypatch)
     policy = Pausable()
