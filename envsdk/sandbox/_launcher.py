@@ -56,7 +56,8 @@ def start(job: SandboxJob) -> None:
     """Run the program of a job, and end after it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, wait() cannot return exit statuses
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is a child to pass it on to
-    os.set_inheritable(job["control"], False)
+    given, job["control"] = job["control"], os.dup(job["control"])  # below the number that `opened_for_once` takes
+    os.close(given)
     is_wrapped = job["root"] is not None and job["root"]["is_wrapped"]
     guarded(inside_bubblewrap if is_wrapped else outside, job)
 

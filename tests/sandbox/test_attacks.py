@@ -587,6 +587,14 @@ print(os.read(0, 10))
     assert secret.read_text() == "hunter2"
 
 
+def test_a_program_runs_however_many_files_of_the_parent_are_open(run: Run):
+    for most in range(LIMITS.open_files - 4, LIMITS.open_files + 1):
+        with contextlib.ExitStack() as opened:
+            while opened.enter_context(Path(os.devnull).open()).fileno() < most:
+                pass
+            assert run("print('ran')").stdout == "ran\n"
+
+
 def test_whatever_it_does_to_its_own_files_the_program_ends_as_it_ends(run: Run):
     code = "import os\nos.dup2(1, 2)\nos.close(0)\nos.write(2, b'hello')\nos.closerange(0, 100)\nos._exit(7)"
     result = run(code)
