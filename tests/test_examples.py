@@ -29,7 +29,7 @@ INDEX = (CHECKOUT / "examples" / "README.md").read_text(encoding="utf-8")
         ("custom_history", "  edit, results of tools: kept 329 tokens, dropped 69"),
         ("read_stream", "the message: 'One moment.' with 1 call"),
         ("sample_tokens", "between them, thinking_stripped kept 28 tokens and dropped 38"),
-        ("compare_policies", "lapses 0.1: reward 0.81 +- 0.05, pass@4 1.00"),
+        pytest.param("compare_policies", "lapses 0.1: reward 0.81 +- 0.05, pass@4 1.00", marks=pytest.mark.full),
         ("context_tools", "all          1.00"),
         ("resume_run", "finished: 12 episodes, each once: True, kept: True"),
     ],

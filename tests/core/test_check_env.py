@@ -147,6 +147,7 @@ def test_a_failure_shows_again_with_its_seed_alone(env: type[Env], name: str, se
     assert (again.seed, again.detail) == (first.seed, first.detail)
 
 
+@pytest.mark.full
 def test_the_command_does_what_it_says_in_any_folder(tmp_path: Path) -> None:
     (check,) = check_env(broken.PaidForNothing, seeds=2, only="null policy").failed
     command = check.command.replace(" python", f" {sys.executable}", 1)

@@ -298,6 +298,7 @@ def test_a_difference_in_a_sub_agent_names_its_context(monkeypatch: pytest.Monke
     assert found[0].step == next(i for i, step in enumerate(trajectory.steps) if step.context == "main/child-2")
 
 
+@pytest.mark.full
 def test_a_sub_agent_that_took_too_long_takes_too_long_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Parent, "timeout_s", 0.3)
 

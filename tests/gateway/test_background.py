@@ -38,6 +38,7 @@ def test_the_server_is_on_loopback() -> None:
     assert f"{background_server().base_url(session)}/v1".endswith(f"/s/{session.id}/v1")
 
 
+@pytest.mark.full
 def test_a_stopped_server_answers_those_who_wait_and_is_replaced() -> None:
     server, session = BackgroundServer(), ScriptedSession()
     server.sessions.add(session)

@@ -309,6 +309,7 @@ def test_a_policy_that_fails_or_hangs_is_a_server_error_and_the_record_names_it(
     soundness.check(ended)
 
 
+@pytest.mark.full
 def test_closing_a_session_or_the_gateway_does_not_wait_for_a_policy_that_hangs() -> None:
     statuses: dict[str, int] = {}
     threads: list[threading.Thread] = []

@@ -135,8 +135,9 @@ def is_asleep(seconds: str) -> bool:
     return False
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-@pytest.mark.parametrize("mounts", [pytest.param(True, marks=pytest.mark.full), False])
+@pytest.mark.parametrize("mounts", [True, False])
 def test_what_a_killed_run_left_is_ended_and_removed_by_the_next(root: Path, mounts: bool) -> None:
     seconds = f"3{time.time_ns()}"
     script = RUN.format(seconds=seconds, mounts=mounts)

@@ -313,7 +313,8 @@ def test_a_client_that_goes_away_while_it_waits_abandons_its_request(url: str, s
     assert session.abandoned == session.asked
 
 
-@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_waits_for_its_answer_abandons_nothing(
     http: httpx.Client, url: str, session: ScriptedSession, stream: bool
 ) -> None:

@@ -197,7 +197,7 @@ ATTACKS: dict[str, tuple[Any, str, str, str]] = {
     ),
 }
 CASES = [
-    pytest.param(attack, kind, marks=[pytest.mark.full] if number else [])
+    pytest.param(attack, kind, marks=[pytest.mark.full] if number or attack == "events without an end" else [])
     for attack, (_, kinds, _, _) in ATTACKS.items()
     for number, kind in enumerate(kinds.split())
 ]

@@ -204,6 +204,7 @@ def test_the_doctor_compares_a_given_template_not_the_tokenizers_own() -> None:
     assert "nearest family: 'chatml'" in result.output and "checks" in result.output
 
 
+@pytest.mark.full
 def test_a_template_that_every_environment_refuses_fails_the_doctor_and_auto_with_the_family_to_take() -> None:
     tokenizer = copy.copy(real_models.gpt_oss_tokenizer())
     final, reasoning = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"

@@ -102,6 +102,7 @@ def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer(is_full: bool) -> 
     assert compared["user"] >= count / 10 <= compared["tool"]
 
 
+@pytest.mark.full
 def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer(is_full: bool) -> None:
     family = get_renderer("qwen3", real_models.qwen3_folder())
     rng = Random(6)

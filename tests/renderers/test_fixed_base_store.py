@@ -81,6 +81,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> First:
     return First(found, renderings, more, {file.name: file.read_bytes() for file in folder.iterdir()})
 
 
+@pytest.mark.full
 def test_a_second_environment_renders_hardly_any_probe(first: First) -> None:
     assert first.more_renderings < 25 < first.renderings / 8
 

@@ -697,7 +697,8 @@ print(len(reported))
 """
 
 
-@pytest.mark.parametrize("compress", [False, pytest.param(True, marks=pytest.mark.full)], ids=["plain", "zst"])
+@pytest.mark.full
+@pytest.mark.parametrize("compress", [False, True], ids=["plain", "zst"])
 def test_after_kill_9_at_random_moments_nothing_is_lost_and_nothing_is_there_twice(
     compress: bool, episodes: list[Trajectory], tmp_path: Path, is_full: bool
 ) -> None:

@@ -22,7 +22,8 @@ def no_semaphores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", refused)
 
 
-@pytest.mark.parametrize("env", [pytest.param("envsdk/Calculator-v1", marks=pytest.mark.full), "envsdk/Delegate-v1"])
+@pytest.mark.full
+@pytest.mark.parametrize("env", ["envsdk/Calculator-v1", "envsdk/Delegate-v1"])
 def test_episodes_are_the_same_in_several_processes(env: str, is_full: bool) -> None:
     here = Rollouts(env, "random", seeds=range(6), group_size=2).run()
     there = Rollouts(env, "random", seeds=range(6), group_size=2, executor="processes", n_workers=4 if is_full else 2)

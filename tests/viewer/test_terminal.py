@@ -103,6 +103,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_the_list_has_a_line_for_each_episode_fits_80_columns_and_is_sorted_by_any_column(run):
     async def driver(pilot: Pilot[None]) -> None:
         shown = screen(pilot).split("\n")
@@ -120,6 +121,7 @@ def test_the_list_has_a_line_for_each_episode_fits_80_columns_and_is_sorted_by_a
     drive([run], driver)
 
 
+@pytest.mark.full
 def test_the_filter_language_chooses_and_a_wrong_filter_is_explained_where_it_is_typed(run):
     async def driver(pilot: Pilot[None]) -> None:
         assert "1 of 1" in await answer(pilot, "slash", "break:summary")
