@@ -24,13 +24,14 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(CORE)
 	$(BIN)/envsdk demo --out runs/demo
 
+# Three workers for two cores: many tests wait for servers, processes and deadlines.
 test: $(TEST)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable
+	$(BIN)/python -m pytest -n 3 --dist worksteal --benchmark-disable
 
 # The same with every row of the large matrices and more examples of each property (see tests/matrices.py): some
 # minutes. CI does not run it.
 test-all: $(TEST)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable --full
+	$(BIN)/python -m pytest -n 3 --dist worksteal --benchmark-disable --full
 
 # With each supported Python that this machine has, each in .venvs/python3.X: all, or VERSIONS="3.12 3.13".
 test-versions: | .venv/pyvenv.cfg
