@@ -10,8 +10,8 @@ import torch
 import transformers
 from example_programs import example
 
-from envsdk import Action, Sample, Trajectory
-from envsdk.diagnostics import kl, token_match
+from envsdk import Action, Renderer, Sample, Trajectory
+from envsdk.diagnostics import forward_logprobs, kl, token_match
 from envsdk.policies import VLLM
 
 TOLERANCE = 1e-5
@@ -37,7 +37,11 @@ def samples_of(trajectories: Sequence[Trajectory]) -> list[Sample]:
 
 
 def check_logprobs(
-    samples: Sequence[Sample], models: Mapping[int, Any], compared: Counter[str], at_least: int = 600
+    samples: Sequence[Sample],
+    models: Mapping[int, Any],
+    compared: Counter[str],
+    at_least: int = 600,
+    renderer: Renderer | None = None,
 ) -> None:
     """Compare log-probabilities with those of the weights that sampled each token, in transformers, in float32.
 
@@ -46,6 +50,7 @@ def check_logprobs(
         models: The model of each version of the weights; -1 is the version of parts without one.
         compared: Counts the tokens.
         at_least: How many tokens to compare.
+        renderer: The renderer, if a program may require a call: such a reply is sampled under a grammar.
     """
     chosen: list[Sample] = []
     for index in np.random.default_rng(0).permutation(len(samples)):
@@ -53,7 +58,10 @@ def check_logprobs(
             chosen.append(samples[index])
     values = [np.zeros(len(sample)) for sample in chosen]
     for version, model in models.items():
-        for sample, value, computed in zip(chosen, values, logprobs(model, chosen), strict=True):
+        all_computed = (
+            logprobs(model, chosen) if renderer is None else forward_logprobs(model, chosen, renderer=renderer)
+        )
+        for sample, value, computed in zip(chosen, values, all_computed, strict=True):
             is_its_own = sample.mask & (sample.policy_version[sample.part_ids] == version)
             value[is_its_own] = computed[is_its_own]
     found = kl(chosen, values)

@@ -1,6 +1,7 @@
 """Agent programs on a real vLLM, through the gateway: what is trained is what the server sampled."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -257,7 +258,8 @@ def test_what_a_program_was_answered_is_what_is_trained(
         assert {log.role for one in trajectories for log in one.contexts.values()} <= {"main", "agent", "side"}
         assert max(len(one.contexts) for one in trajectories) > 1
     check_tokens(policy, samples, compared)
-    check_logprobs(samples, {-1: transformers_model}, compared)
+    with contextlib.closing(program(**options)) as env:
+        check_logprobs(samples, {-1: transformers_model}, compared, renderer=env.renderer)
 
 
 class ParallelConversations(ProgramEnv):
