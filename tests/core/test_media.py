@@ -291,19 +291,21 @@ def test_an_assistants_message_has_no_image():
 
 
 @pytest.mark.parametrize(
-    "part",
+    ("part", "kind"),
     [
-        "a text",
-        np.zeros((4, 4, 3), np.uint8),
-        picture(1).data,
-        {"type": "image", "image": "plot.png"},
-        {"type": "image_url", "image_url": {"url": None}},
-        {"type": "input_audio", "input_audio": {}},
+        ("a text", "str"),
+        (np.zeros((4, 4, 3), np.uint8), "ndarray"),
+        (picture(1).data, "Image"),
+        ({"type": "image", "image": "plot.png"}, "dict"),
+        ({"type": "image_url", "image_url": {"url": None}}, "dict"),
+        ({"type": "input_audio", "input_audio": {}}, "dict"),
     ],
     ids=["str", "array", "image", "huggingface", "no url", "audio"],
 )
-def test_a_part_of_another_kind_is_an_error_that_names_the_kinds_of_parts(part):
-    with pytest.raises(ValueError, match=r"(?s)the content contains an? .*expected TextPart\(text=...\), ImagePart"):
+def test_a_part_of_another_kind_is_an_error_that_names_the_kinds_of_parts(part, kind):
+    with pytest.raises(
+        ValueError, match=rf"(?s)the content contains an? {kind}, .*expected TextPart\(text=...\), ImagePart"
+    ):
         Message(role="user", content=[part])
 
 
